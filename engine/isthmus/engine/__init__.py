@@ -1,0 +1,1 @@
+"""From prompts to requests, steps, and outputs."""

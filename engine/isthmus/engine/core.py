@@ -1,0 +1,65 @@
+"""The loop's body: schedule, execute, update. Knows no text, no HTTP and no device."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from isthmus.config import EngineConfig
+from isthmus.errors import EngineDeadError
+from isthmus.executor.base import EngineLimits, Executor
+from isthmus.scheduler.output import RequestDelta
+from isthmus.scheduler.request import Request
+from isthmus.scheduler.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """One scheduler over one executor. `config` must be resolved."""
+
+    def __init__(self, config: EngineConfig, executor: Executor) -> None:
+        self._executor = executor
+        self.limits: EngineLimits = executor.start(config)
+        self.scheduler = Scheduler(
+            config.scheduler,
+            config.cache,
+            num_blocks=self.limits.num_device_blocks,
+            block_size=config.cache.block_size,
+            max_model_len=config.model.max_model_len,
+        )
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request. Raises RequestError; nothing changes then."""
+        self.scheduler.add_request(request)
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        """End requests in any state; unknown ids are ignored."""
+        for request_id in request_ids:
+            self.scheduler.abort_request(request_id)
+
+    @property
+    def has_unfinished(self) -> bool:
+        return self.scheduler.has_unfinished
+
+    def step(self) -> list[RequestDelta]:
+        """One step, or nothing if there is nothing to do.
+
+        If the step fails, every live request is dropped, the prefix cache is forgotten (blocks may have been promised
+        that were never filled), and EngineDeadError is raised from the cause.
+        """
+        output = self.scheduler.schedule()
+        try:
+            if self.scheduler.has_unfinished and not output.total_num_scheduled_tokens:
+                raise RuntimeError(f"nothing could be scheduled, yet {len(self.scheduler.requests)} requests wait")
+            result = self._executor.execute_model(output).result()
+        except Exception as error:
+            lost = self.scheduler.abort_all()
+            raise EngineDeadError(
+                f"a step failed and took {len(lost)} requests with it: {type(error).__name__}: {error}"
+            ) from error
+        return self.scheduler.update_from_output(output, result)
+
+    def shutdown(self) -> None:
+        """Stop the workers."""
+        self._executor.shutdown()

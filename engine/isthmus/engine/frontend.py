@@ -1,0 +1,58 @@
+"""The front end that LLM and AsyncLLM share: requests in, outputs out, one engine client between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from isthmus.engine.client import EngineClient
+from isthmus.engine.input_processor import InputProcessor, Prompt
+from isthmus.engine.output_processor import OutputProcessor
+from isthmus.outputs import RequestOutput
+from isthmus.sampling_params import SamplingParams
+from isthmus.scheduler.request import Request
+
+
+class Frontend:
+    """Keeps the text side of every live request. `check` and `submit` are apart, so that a list of prompts can be
+    checked whole before any of it is queued.
+    """
+
+    def __init__(self, client: EngineClient, inputs: InputProcessor, outputs: OutputProcessor) -> None:
+        self.client = client
+        self.inputs = inputs
+        self.outputs = outputs
+
+    def check(self, request_id: str, prompt: Prompt, params: SamplingParams) -> tuple[Request, str | None]:
+        """The request, checked, and the prompt's text. Raises RequestError."""
+        return self.inputs.process(request_id, prompt, params)
+
+    def submit(self, request: Request, prompt: str | None, *, stream: bool = False) -> None:
+        """Queue a checked request. With `stream`, each step gives an output, otherwise only the last one.
+
+        Raises RequestError (a live id, or one that never fits); nothing is left behind then.
+        """
+        self.client.add_request(request)
+        self.outputs.add(request, prompt, stream=stream)
+
+    def add_request(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, *, stream: bool = False
+    ) -> None:
+        """check() and submit()."""
+        self.submit(*self.check(request_id, prompt, params), stream=stream)
+
+    def step(self) -> list[RequestOutput]:
+        """One engine step; what it gave to those who stream or have finished."""
+        done = self.outputs.process(self.client.get_output())
+        if done.to_abort:
+            self.client.abort_requests(done.to_abort)
+        return done.outputs
+
+    def abort(self, request_ids: Iterable[str]) -> list[RequestOutput]:
+        """End requests now; their last outputs, with finish reason "abort"."""
+        request_ids = list(request_ids)
+        self.client.abort_requests(request_ids)
+        return self.outputs.abort(request_ids)
+
+    @property
+    def has_unfinished(self) -> bool:
+        return self.client.has_unfinished

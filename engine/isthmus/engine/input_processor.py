@@ -1,0 +1,136 @@
+"""Prompt and parameters in, checked Request out. Whatever is wrong with a request is found here."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from isthmus.errors import InvalidParamsError, InvalidPromptError
+from isthmus.sampling_params import SamplingParams
+from isthmus.scheduler.request import Request
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, or {"prompt": text} / {"prompt_token_ids": ids}."""
+
+MAX_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What bounds a request of this model."""
+
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+
+
+def eos_token_ids(
+    generation_config: Mapping[str, Any], config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase | None
+) -> tuple[int, ...]:
+    """Every id that ends a text: generation_config.json's (config.json's if it has none), and the tokenizer's own.
+
+    Either file may hold one id or a list.
+    """
+    declared = generation_config.get("eos_token_id")
+    if declared is None:
+        declared = config.get("eos_token_id")
+    found = [] if declared is None else [declared] if isinstance(declared, int) else list(declared)
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        found.append(tokenizer.eos_token_id)
+    return tuple(dict.fromkeys(found))
+
+
+class InputProcessor:
+    """Makes requests. Requests without a seed get one from a generator that `seed` starts, so a run repeats."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | None, limits: ModelLimits, *, seed: int) -> None:
+        self.tokenizer = tokenizer
+        self.limits = limits
+        self._seeds = random.Random(seed)
+
+    def process(self, request_id: str, prompt: Prompt, params: SamplingParams) -> tuple[Request, str | None]:
+        """The request and the prompt's text, if it was given as text.
+
+        Raises InvalidPromptError or InvalidParamsError.
+        """
+        text, token_ids = self._tokenize(prompt)
+        self._check_length(token_ids)
+        self._check_params(params)
+        params.check_vocab(self.limits.vocab_size)
+        bad_words_ids = self._bad_words_ids(params)
+        seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
+        request = Request(
+            request_id,
+            token_ids,
+            params,
+            eos_token_ids=self.limits.eos_token_ids,
+            bad_words_ids=bad_words_ids,
+            seed=seed,
+        )
+        params.check_masks(bad_words_ids, self.limits.vocab_size, request.stop_ids)
+        return request, text
+
+    def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, Mapping):
+            if "prompt_token_ids" in prompt:
+                return prompt.get("prompt"), self._checked_ids(prompt["prompt_token_ids"])
+            if "prompt" not in prompt:
+                raise InvalidPromptError(f"prompt {prompt!r} has neither 'prompt' nor 'prompt_token_ids'; give one of them")
+            prompt = prompt["prompt"]
+        if isinstance(prompt, str):
+            return prompt, self.encode(prompt)
+        return None, self._checked_ids(prompt)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text."""
+        if self.tokenizer is None:
+            raise InvalidPromptError("this engine has no tokenizer; give token ids")
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return ids
+
+    def _checked_ids(self, ids: Any) -> list[int]:
+        if not isinstance(ids, Sequence) or isinstance(ids, (str, bytes)):
+            ids = ids.tolist() if hasattr(ids, "tolist") else ids
+            if not isinstance(ids, list):
+                raise InvalidPromptError(f"prompt of type {type(ids).__name__}; give a string or a list of token ids")
+        for token in ids:
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise InvalidPromptError(f"prompt token {token!r} is a {type(token).__name__}; token ids are integers")
+            if not 0 <= token < self.limits.vocab_size:
+                raise InvalidPromptError(
+                    f"prompt token {token} is outside the vocabulary of {self.limits.vocab_size} ids; "
+                    f"encode the prompt with this model's tokenizer"
+                )
+        return list(ids)
+
+    def _check_length(self, token_ids: list[int]) -> None:
+        if not token_ids:
+            raise InvalidPromptError("the prompt has no tokens; give at least one")
+        if len(token_ids) >= self.limits.max_model_len:
+            raise InvalidPromptError(
+                f"the prompt has {len(token_ids)} tokens, the model takes {self.limits.max_model_len} with at least one "
+                f"for the output; shorten the prompt or raise model.max_model_len"
+            )
+
+    def _check_params(self, params: SamplingParams) -> None:
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(params, name)
+            if count is not None and count > MAX_LOGPROBS:
+                raise InvalidParamsError(f"SamplingParams.{name}={count}: at most {MAX_LOGPROBS}; ask for fewer")
+        if self.tokenizer is None and (params.stop or params.bad_words):
+            raise InvalidParamsError("stop strings and bad_words need a tokenizer, and this engine has none; use token ids")
+
+    def _bad_words_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Each word as it is spelled at the start of a text and after a space."""
+        found: dict[tuple[int, ...], None] = {}
+        for word in params.bad_words or ():
+            for text in (word, " " + word.lstrip()):
+                ids = tuple(self.encode(text, add_special_tokens=False))
+                if ids:
+                    found[ids] = None
+        return tuple(found)

@@ -1,0 +1,65 @@
+"""From a model's name to everything an engine is built of: checkpoint, spec, platform, resolved config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from isthmus.checkpoints.base import Checkpoint
+from isthmus.checkpoints.open import open_checkpoint
+from isthmus.config import EngineConfig, ModelFacts, PlatformFacts, Resolved, resolve
+from isthmus.engine.core import EngineCore
+from isthmus.executor.uniproc import UniprocExecutor
+from isthmus.models.spec import ModelSpec
+from isthmus.plugins.manager import PluginManager, Selection
+from isthmus.worker.worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSetup:
+    """The parts, chosen and checked, before anything is loaded."""
+
+    resolved: Resolved
+    selection: Selection
+    plugins: PluginManager
+    checkpoint: Checkpoint
+    spec: ModelSpec
+
+    @property
+    def config(self) -> EngineConfig:
+        return self.resolved.config
+
+
+def prepare(config: EngineConfig, plugins: PluginManager | None = None) -> EngineSetup:
+    """Find the model, choose the platform, resolve the config.
+
+    Raises ModelError, PlatformError or ConfigError.
+    """
+    plugins = plugins or PluginManager.load()
+    selection = plugins.select(config.device.device)
+    checkpoint = open_checkpoint(config.model.model, revision=config.model.revision)
+    spec = ModelSpec.from_hf(checkpoint.config())
+    info = selection.platform.device_info(config.device.index)
+    resolved = resolve(
+        config,
+        ModelFacts(
+            architecture=spec.architecture,
+            dtype=spec.dtype,
+            max_position_embeddings=spec.max_position_embeddings,
+            vocab_size=spec.vocab_size,
+            num_layers=spec.num_layers,
+        ),
+        PlatformFacts(
+            name=selection.name, dtypes=info.dtypes, proposals=selection.platform.config_defaults(config)
+        ),
+    )
+    spec = replace(spec, max_model_len=resolved.config.model.max_model_len)
+    return EngineSetup(resolved, selection, plugins, checkpoint, spec)
+
+
+def make_core(setup: EngineSetup) -> EngineCore:
+    """Start an engine core with its worker in this process."""
+
+    def make_worker(config: EngineConfig) -> Worker:
+        return Worker(config, setup.selection.platform, setup.plugins, setup.checkpoint, setup.spec)
+
+    return EngineCore(setup.config, UniprocExecutor(make_worker))

@@ -1,0 +1,276 @@
+"""LLM: the offline front door."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+from isthmus.config import EngineConfig, from_kwargs, with_values
+from isthmus.engine.client import InprocClient
+from isthmus.engine.frontend import Frontend
+from isthmus.engine.input_processor import InputProcessor, ModelLimits, Prompt, eos_token_ids
+from isthmus.engine.output_processor import OutputProcessor
+from isthmus.engine.progress import Progress
+from isthmus.engine.setup import EngineSetup, make_core, prepare
+from isthmus.errors import InvalidPromptError, RequestError
+from isthmus.outputs import RequestOutput
+from isthmus.sampling_params import SamplingParams
+from isthmus.scheduler.request import Request
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from isthmus.plugins.manager import PluginManager
+
+Message = Mapping[str, Any]
+"""{"role": ..., "content": ...}"""
+
+
+class LLM:
+    """A model on a device, ready to generate.
+
+    `LLM("smollm2-135m-instruct")`, `LLM(path, device="cpu", dtype="float32", max_model_len=2048)`. Keyword arguments
+    are settings of the config tree by their short names or dotted paths (`cache__block_size=32`); a ready
+    EngineConfig may stand in place of the model's name.
+    """
+
+    def __init__(
+        self, model: str | EngineConfig, *, plugins: PluginManager | None = None, **settings: Any
+    ) -> None:
+        config = model if isinstance(model, EngineConfig) else from_kwargs(str(model), **settings)
+        self._setup = prepare(config, plugins)
+        core = make_core(self._setup)
+        self._config = _fit_to_pool(self._setup, core.limits.num_device_blocks)
+        core.scheduler.max_model_len = cast(int, self._config.model.max_model_len)
+        checkpoint = self._setup.checkpoint
+        self.tokenizer: PreTrainedTokenizerBase = checkpoint.tokenizer()
+        limits = ModelLimits(
+            vocab_size=self._setup.spec.vocab_size,
+            max_model_len=cast(int, self._config.model.max_model_len),
+            eos_token_ids=eos_token_ids(checkpoint.generation_config(), checkpoint.config(), self.tokenizer),
+        )
+        self._core = core
+        self._frontend = Frontend(
+            InprocClient(core),
+            InputProcessor(self.tokenizer, limits, seed=config.model.seed),
+            OutputProcessor(self.tokenizer),
+        )
+        self._ids = itertools.count()
+        self._unclaimed: dict[str, RequestOutput] = {}
+
+    @property
+    def config(self) -> EngineConfig:
+        """The resolved configuration; no field is AUTO."""
+        return self._config
+
+    @property
+    def setup(self) -> EngineSetup:
+        """Platform, checkpoint and the provenance of every setting."""
+        return self._setup
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete one prompt or a list; outputs come in the order of the prompts.
+
+        A prompt is text, a list of token ids, or a mapping (see `Prompt`). Every prompt is checked before any runs: a
+        bad one raises RequestError with its index and nothing is generated. Ctrl-C ends the call between two steps and
+        leaves the engine usable.
+        """
+        return self._run(_as_list(prompts), sampling_params, progress=progress)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or a list of them, through the model's chat template."""
+        conversations = [messages] if not messages or isinstance(messages[0], Mapping) else messages
+        render = self._renderer(add_generation_prompt, chat_template, chat_template_kwargs)
+        prompts = [render(cast(Sequence[Message], conversation)) for conversation in conversations]
+        return self._run(prompts, sampling_params, progress=progress)
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+        """Complete one prompt, giving the output so far after each step. Closing the iterator aborts the request.
+
+        The prompt is checked now, queued when the first output is asked for. Streams of one LLM may be interleaved.
+        """
+        request, text = self._frontend.check(self._next_id(), prompt, sampling_params or SamplingParams())
+        return self._stream(request, text)
+
+    def _stream(self, request: Request, text: str | None) -> Iterator[RequestOutput]:
+        request_id = request.request_id
+        self._frontend.submit(request, text, stream=True)
+        try:
+            finished = False
+            while not finished:
+                output = self._unclaimed.pop(request_id, None)
+                if output is None:
+                    self._step()
+                    continue
+                finished = output.finished
+                yield output
+        finally:
+            self._frontend.abort([request_id])
+            self._unclaimed.pop(request_id, None)
+
+    def _step(self) -> None:
+        """One engine step. Outputs are cumulative, so the newest of a request replaces one that nobody took."""
+        for output in self._frontend.step():
+            self._unclaimed[output.request_id] = output
+
+    def stream_chat(
+        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, **template: Any
+    ) -> Iterator[RequestOutput]:
+        """stream() over a conversation."""
+        return self.stream(self._renderer(True, None, template)(messages), sampling_params)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False, and nothing done, while requests run."""
+        return self._core.scheduler.reset_prefix_cache()
+
+    def shutdown(self) -> None:
+        """Free the model and the cache."""
+        self._core.shutdown()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.shutdown()
+
+    def _next_id(self) -> str:
+        return str(next(self._ids))
+
+    def _renderer(
+        self, add_generation_prompt: bool, chat_template: str | None, kwargs: Mapping[str, Any] | None
+    ) -> Callable[[Sequence[Message]], Prompt]:
+        tokenizer = self.tokenizer
+        if chat_template is None and not tokenizer.chat_template:
+            raise InvalidPromptError(
+                f"model {self.config.model.model!r} has no chat template; use generate(), or give chat_template"
+            )
+
+        def render(conversation: Sequence[Message]) -> Prompt:
+            text = tokenizer.apply_chat_template(
+                [dict(message) for message in conversation],
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                chat_template=chat_template,
+                **(kwargs or {}),
+            )
+            ids = tokenizer.encode(cast(str, text), add_special_tokens=False)
+            return {"prompt": text, "prompt_token_ids": ids}
+
+        return render
+
+    def _run(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        *,
+        progress: bool,
+    ) -> list[RequestOutput]:
+        params = _params_for(prompts, sampling_params)
+        ids = self._submit(prompts, params)
+        mine = frozenset(ids)
+        finished: dict[str, RequestOutput] = {}
+        try:
+            with _deferred_interrupt() as interrupted, Progress(len(ids), enabled=progress) as bar:
+                while len(finished) < len(ids):
+                    self._step()
+                    for request_id in [name for name in self._unclaimed if name in mine]:
+                        finished[request_id] = self._unclaimed.pop(request_id)
+                        bar.finished(finished[request_id])
+                    if interrupted():
+                        raise KeyboardInterrupt
+        finally:
+            self._frontend.abort([request_id for request_id in ids if request_id not in finished])
+        return [finished[request_id] for request_id in ids]
+
+    def _submit(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[str]:
+        """Check all prompts, then queue them all; on the first fault nothing stays queued."""
+        checked = []
+        for index, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
+            try:
+                checked.append(self._frontend.check(self._next_id(), prompt, one))
+            except RequestError as error:
+                error.add_note(f"in prompt {index} of {len(prompts)}")
+                raise
+        submitted: list[str] = []
+        try:
+            for request, text in checked:
+                self._frontend.submit(request, text)
+                submitted.append(request.request_id)
+        except RequestError as error:
+            self._frontend.abort(submitted)
+            error.add_note(f"in prompt {len(submitted)} of {len(prompts)}")
+            raise
+        return submitted
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """One prompt or many? Text, a mapping, and a list that begins with an int are one."""
+    if isinstance(prompts, (str, Mapping)) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        return [cast(Prompt, prompts)]
+    return cast(Sequence[Prompt], prompts)
+
+
+def _params_for(
+    prompts: Sequence[Prompt], given: SamplingParams | Sequence[SamplingParams] | None
+) -> Sequence[SamplingParams]:
+    if given is None or isinstance(given, SamplingParams):
+        return [given or SamplingParams()] * len(prompts)
+    if len(given) != len(prompts):
+        raise InvalidPromptError(
+            f"{len(prompts)} prompts but {len(given)} sampling_params; give one for all, or one for each"
+        )
+    return given
+
+
+def _fit_to_pool(setup: EngineSetup, num_blocks: int) -> EngineConfig:
+    """Lower a max_model_len that nobody asked for to what the KV pool holds, so that any accepted request can end."""
+    config = setup.config
+    holds = num_blocks * cast(int, config.cache.block_size)
+    asked = setup.resolved.provenance["model.max_model_len"].source == "user"
+    if asked or cast(int, config.model.max_model_len) <= holds:
+        return config
+    return with_values(config, {"model.max_model_len": holds})
+
+
+@contextmanager
+def _deferred_interrupt() -> Iterator[Callable[[], bool]]:
+    """Turn the first Ctrl-C into a flag, so that a step is never cut in half; a second one acts at once.
+
+    Only the main thread receives signals; elsewhere the flag never rises.
+    """
+    pressed = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed.is_set
+        return
+
+    def note(signum: int, frame: Any) -> None:
+        if pressed.is_set():
+            raise KeyboardInterrupt
+        pressed.set()
+
+    previous = signal.signal(signal.SIGINT, note)
+    try:
+        yield pressed.is_set
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+

@@ -1,0 +1,96 @@
+"""What crosses between scheduler and worker. Plain data, picklable, no tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from isthmus.outputs import FinishReason
+from isthmus.sampling_params import SamplingParams
+
+RawLogprobs = dict[int, tuple[float, int]]
+"""Candidates at one position: token id -> (log-probability, rank from 1), most likely first"""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockOps:
+    """(source, destination) block ids. The worker does swap_out, then swap_in, then copy, then the forward: in this
+    order a block that was freed this step may be handed out again in it.
+    """
+
+    swap_out: tuple[tuple[int, int], ...] = ()
+    swap_in: tuple[tuple[int, int], ...] = ()
+    copy: tuple[tuple[int, int], ...] = ()
+
+
+NO_BLOCK_OPS = BlockOps()
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequestData:
+    """Everything about a request that the worker does not hold: a new one, or one that comes back after preemption.
+
+    token_ids: prompt and outputs so far.  block_ids: the whole table.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    block_ids: list[int]
+    params: SamplingParams
+    seed: int
+    stop_ids: frozenset[int]
+    bad_words_ids: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CachedRequestData:
+    """The delta of the requests that the worker holds.
+
+    num_computed_tokens runs parallel to req_ids; new_block_ids has an entry only where the table grew.
+    """
+
+    req_ids: list[str] = field(default_factory=list)
+    num_computed_tokens: list[int] = field(default_factory=list)
+    new_block_ids: dict[str, list[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """One step. `num_scheduled_tokens` is in batch order: first the cached requests, then the new ones."""
+
+    scheduled_new_reqs: list[NewRequestData]
+    scheduled_cached_reqs: CachedRequestData
+    num_scheduled_tokens: dict[str, int]
+    total_num_scheduled_tokens: int
+    block_ops: BlockOps
+    finished_req_ids: list[str]
+    preempted_req_ids: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRunnerOutput:
+    """Results in the batch order of `SchedulerOutput.num_scheduled_tokens`.
+
+    sampled_token_ids: [] for a request whose prompt is not finished.  logprobs: request id -> one entry a sampled
+    token.  prompt_logprobs: request id -> (position of the first entry, entries).  invalid_req_ids: requests whose
+    masks left no token to choose.
+    """
+
+    sampled_token_ids: list[list[int]]
+    logprobs: dict[str, list[RawLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: dict[str, tuple[int, list[RawLogprobs]]] = field(default_factory=dict)
+    invalid_req_ids: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True)
+class RequestDelta:
+    """What a step did for one request, on its way to the front end."""
+
+    request_id: str
+    new_token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    num_cached_tokens: int = 0
+    logprobs: list[RawLogprobs] | None = None
+    prompt_logprobs: tuple[int, list[RawLogprobs]] | None = None

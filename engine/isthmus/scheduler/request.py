@@ -1,0 +1,105 @@
+"""A request as the engine core sees it: token ids, progress, blocks. No text, no tensors."""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Sequence
+
+from isthmus.outputs import FinishReason
+from isthmus.sampling_params import SamplingParams
+
+
+class RequestStatus(enum.Enum):
+    """Where a request is. WAITING covers preempted requests too: they come back like new ones, with their outputs."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Request:
+    """Mutable state of one request, owned by the scheduler.
+
+    token_ids: prompt, then outputs.  num_computed_tokens: KV positions that are valid, or will be when the step in
+    flight ends; always <= num_tokens, and == num_tokens - 1 after a decode.  block_ids: its block table.
+    block_hashes: chained hashes of its full blocks, as far as they were needed.  num_published_blocks: how many of its
+    blocks are findable by hash.  num_cached_tokens: prompt tokens found in the prefix cache at first admission.
+    """
+
+    __slots__ = (
+        "arrival_s",
+        "bad_words_ids",
+        "block_hashes",
+        "block_ids",
+        "cache_salt",
+        "eos_token_ids",
+        "max_total_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_published_blocks",
+        "params",
+        "request_id",
+        "seed",
+        "status",
+        "stop_ids",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        eos_token_ids: Sequence[int] = (),
+        bad_words_ids: Sequence[Sequence[int]] = (),
+        seed: int = 0,
+        arrival_s: float | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.token_ids = list(prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.params = params
+        self.eos_token_ids = frozenset(() if params.ignore_eos else eos_token_ids)
+        self.stop_ids = self.eos_token_ids | frozenset(params.stop_token_ids or ())
+        self.bad_words_ids = tuple(tuple(ids) for ids in bad_words_ids)
+        self.cache_salt = params.cache_salt
+        self.seed = seed
+        self.arrival_s = time.monotonic() if arrival_s is None else arrival_s
+        self.max_total_tokens = 0
+        self.status = RequestStatus.WAITING
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = -1
+        self.num_preemptions = 0
+        self.block_ids: list[int] = []
+        self.block_hashes: list[bytes] = []
+        self.num_published_blocks = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    def stop_check(self) -> tuple[FinishReason, int | None] | None:
+        """Whether the token just appended ends the request: (reason, the stop token id that the user named).
+
+        The context limit holds even where min_tokens asks for more.
+        """
+        token = self.token_ids[-1]
+        if token in self.stop_ids and self.num_output_tokens >= self.params.min_tokens:
+            return FinishReason.STOP, None if token in self.eos_token_ids else token
+        if len(self.token_ids) >= self.max_total_tokens:
+            return FinishReason.LENGTH, None
+        return None
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.request_id!r}, {self.status.value}, prompt {self.num_prompt_tokens}, "
+            f"output {self.num_output_tokens}, computed {self.num_computed_tokens}, {len(self.block_ids)} blocks)"
+        )

@@ -1,0 +1,40 @@
+"""The static tensors that every step reads, allocated once; a step fills host mirrors and receives device views."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+
+class StaticBuffer:
+    """A device tensor at a fixed address and its host mirror. Where host and device are one, they share memory."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, pin_memory: bool) -> None:
+        self._host = torch.zeros(shape, dtype=dtype, pin_memory=pin_memory)
+        self._device = self._host.to(device)
+        self.np: np.ndarray = self._host.numpy()
+
+    def commit(self, *sizes: int) -> torch.Tensor:
+        """Send the leading `sizes` of the mirror to the device; returns the device view."""
+        view = tuple(slice(size) for size in sizes)
+        if self._device is not self._host:
+            self._device[view].copy_(self._host[view], non_blocking=True)
+        return self._device[view]
+
+
+class InputBuffers:
+    """Inputs of a step at its largest: T = max_num_tokens, R = max_num_reqs, B = max_blocks a request."""
+
+    def __init__(
+        self, max_num_tokens: int, max_num_reqs: int, max_blocks: int, device: torch.device, *, pin_memory: bool
+    ) -> None:
+        def buffer(dtype: torch.dtype, *shape: int) -> StaticBuffer:
+            return StaticBuffer(shape, dtype, device, pin_memory=pin_memory)
+
+        self.input_ids = buffer(torch.int64, max_num_tokens)
+        self.positions = buffer(torch.int64, max_num_tokens)
+        self.slot_mapping = buffer(torch.int64, max_num_tokens)
+        self.query_start_loc = buffer(torch.int32, max_num_reqs + 1)
+        self.seq_lens = buffer(torch.int32, max_num_reqs)
+        self.block_table = buffer(torch.int32, max_num_reqs, max_blocks)
+        self.logits_indices = buffer(torch.int64, max_num_reqs)

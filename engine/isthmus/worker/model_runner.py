@@ -1,0 +1,267 @@
+"""One step on one device: gather inputs, run the model, sample. There is no device name in this file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from isthmus.layers.env import AttentionGroups, ForwardContext
+from isthmus.ops.registry import BoundOps
+from isthmus.platforms import AttentionBatch, BatchShape, GraphBackend, Platform
+from isthmus.scheduler.output import ModelRunnerOutput, NewRequestData, RawLogprobs, SchedulerOutput
+from isthmus.worker.input_buffers import InputBuffers
+from isthmus.worker.kv_cache import KVCachePool
+from isthmus.worker.request_state import RequestState
+from isthmus.worker.sampler import Sampler
+
+PROMPT_LOGPROBS_ROWS = 64
+"""Prompt positions whose logits are held at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerLimits:
+    """Sizes that the static buffers are made for."""
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_model_len: int
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The batch of one step on the host. Arrays have one entry a request, in batch order.
+
+    sampling: indices of the requests whose known tokens end in this step, so that the next one is sampled.
+    """
+
+    req_ids: list[str]
+    rows: np.ndarray
+    num_scheduled: np.ndarray
+    num_computed: np.ndarray
+    query_start_loc: np.ndarray
+    sampling: np.ndarray
+
+
+class ModelRunner:
+    """Runs SchedulerOutputs. The scheduler decides; the runner keeps each running request's tokens and table."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        groups: AttentionGroups,
+        ops: BoundOps,
+        platform: Platform,
+        graph: GraphBackend,
+        device: torch.device,
+        limits: RunnerLimits,
+        vocab_size: int,
+    ) -> None:
+        self._model = model
+        self._groups = groups
+        self._platform = platform
+        self._graph = graph
+        self._device = device
+        self._limits = limits
+        self._forward = graph.wrap(model.forward)
+        self._logits = torch.inference_mode()(model.compute_logits)
+        self.state = RequestState(limits.max_num_seqs, limits.max_model_len, limits.block_size)
+        self._buffers = InputBuffers(
+            limits.max_num_batched_tokens,
+            limits.max_num_seqs,
+            self.state.block_table.shape[1],
+            device,
+            pin_memory=platform.pin_memory,
+        )
+        self.sampler = Sampler(vocab_size, limits.max_num_seqs, ops, device)
+        self._prompt_logprobs: dict[str, int] = {}
+        self._pool: KVCachePool | None = None
+
+    def allocate(self, num_blocks: int) -> None:
+        """Allocate the pool of `num_blocks` usable blocks. The old one, if any, is dropped first."""
+        self._pool = None
+        self._pool = KVCachePool(self._groups, num_blocks, self._device)
+
+    @property
+    def pool(self) -> KVCachePool:
+        if self._pool is None:
+            raise RuntimeError("the KV pool is not allocated yet")
+        return self._pool
+
+    def execute_model(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        """One step. Returns results in batch order."""
+        self._update_state(output)
+        self.pool.apply(output.block_ops)
+        if not output.num_scheduled_tokens:
+            return ModelRunnerOutput([])
+        step = self._prepare(output)
+        hidden = self._run(step)
+        prompt_logprobs = self._take_prompt_logprobs(step, hidden) if self._prompt_logprobs else {}
+        return self._sample(step, hidden, prompt_logprobs)
+
+    def _update_state(self, output: SchedulerOutput) -> None:
+        """Drop rows first: a freed row, or a finished id, may be used again by a new request of this very step."""
+        for request_id in (*output.finished_req_ids, *output.preempted_req_ids):
+            row = self.state.remove(request_id)
+            if row is not None:
+                self.sampler.remove(row)
+                self._prompt_logprobs.pop(request_id, None)
+        for request_id, block_ids in output.scheduled_cached_reqs.new_block_ids.items():
+            self.state.append_blocks(self.state.rows[request_id], block_ids)
+        for data in output.scheduled_new_reqs:
+            self._add(data)
+
+    def _add(self, data: NewRequestData) -> None:
+        row = self.state.add(data)
+        self.sampler.add(
+            row,
+            data.params,
+            seed=data.seed,
+            num_prompt_tokens=data.num_prompt_tokens,
+            stop_ids=data.stop_ids,
+            bad_words_ids=data.bad_words_ids,
+        )
+        if data.params.prompt_logprobs is not None:
+            self._prompt_logprobs[data.request_id] = data.params.prompt_logprobs
+
+    def _prepare(self, output: SchedulerOutput) -> Step:
+        """Fill the host mirrors of the inputs, all requests at once."""
+        req_ids = list(output.num_scheduled_tokens)
+        count = len(req_ids)
+        rows = np.fromiter(map(self.state.rows.__getitem__, req_ids), np.int64, count)
+        num_scheduled = np.fromiter(output.num_scheduled_tokens.values(), np.int64, count)
+        computed = output.scheduled_cached_reqs.num_computed_tokens
+        if output.scheduled_new_reqs:
+            computed = computed + [data.num_computed_tokens for data in output.scheduled_new_reqs]
+        num_computed = np.array(computed, np.int64)
+
+        total = output.total_num_scheduled_tokens
+        query_start_loc = np.zeros(count + 1, np.int64)
+        np.cumsum(num_scheduled, out=query_start_loc[1:])
+        if total == count:
+            token_rows, positions = rows, num_computed
+        else:
+            token_rows = np.repeat(rows, num_scheduled)
+            positions = np.arange(total) + np.repeat(num_computed - query_start_loc[:-1], num_scheduled)
+        size = self._limits.block_size
+        buffers = self._buffers
+        buffers.input_ids.np[:total] = self.state.token_ids[token_rows, positions]
+        buffers.positions.np[:total] = positions
+        buffers.slot_mapping.np[:total] = self.state.block_table[token_rows, positions // size] * size + positions % size
+        buffers.query_start_loc.np[: count + 1] = query_start_loc
+        seq_lens = num_computed + num_scheduled
+        buffers.seq_lens.np[:count] = seq_lens
+        blocks = -(-int(seq_lens.max()) // size)
+        buffers.block_table.np[:count, :blocks] = self.state.block_table[rows, :blocks]
+        sampling = np.flatnonzero(seq_lens == self.state.num_tokens[rows])
+        return Step(req_ids, rows, num_scheduled, num_computed, query_start_loc, sampling)
+
+    def _batch(self, num_tokens: int, num_reqs: int, padded: BatchShape) -> AttentionBatch:
+        """Device views of the step at its padded shape. Padding tokens write nowhere; padding requests are empty."""
+        buffers = self._buffers
+        buffers.input_ids.np[num_tokens : padded.num_tokens] = 0
+        buffers.positions.np[num_tokens : padded.num_tokens] = 0
+        buffers.slot_mapping.np[num_tokens : padded.num_tokens] = -1
+        buffers.query_start_loc.np[num_reqs + 1 : padded.num_reqs + 1] = num_tokens
+        buffers.seq_lens.np[num_reqs : padded.num_reqs] = 0
+        seq_lens = buffers.seq_lens.np[: padded.num_reqs]
+        max_seq_len = int(seq_lens.max())
+        max_blocks = -(-max_seq_len // self._limits.block_size)
+        buffers.block_table.np[num_reqs : padded.num_reqs, :max_blocks] = 0
+        return AttentionBatch(
+            query_start_loc=buffers.query_start_loc.commit(padded.num_reqs + 1),
+            seq_lens=buffers.seq_lens.commit(padded.num_reqs),
+            block_table=buffers.block_table.commit(padded.num_reqs, max_blocks),
+            slot_mapping=buffers.slot_mapping.commit(padded.num_tokens),
+            num_reqs=padded.num_reqs,
+            num_tokens=num_tokens,
+            max_query_len=padded.max_query_len,
+            max_seq_len=max_seq_len,
+            query_start_loc_np=buffers.query_start_loc.np[: padded.num_reqs + 1],
+            seq_lens_np=seq_lens,
+        )
+
+    def _run(self, step: Step) -> torch.Tensor:
+        """Hidden states [T, hidden_size] of the step's real tokens."""
+        num_tokens, num_reqs = int(step.query_start_loc[-1]), len(step.req_ids)
+        padded = self._graph.pad(BatchShape(num_tokens, num_reqs, int(step.num_scheduled.max())))
+        batch = self._batch(num_tokens, num_reqs, padded)
+        context = ForwardContext(
+            kv_caches=self.pool.caches,
+            metadata=tuple(backend.build_metadata(batch) for backend in self._groups.backends),
+        )
+        input_ids = self._buffers.input_ids.commit(padded.num_tokens)
+        positions = self._buffers.positions.commit(padded.num_tokens)
+        hidden: torch.Tensor = self._forward(input_ids, positions, context)
+        return hidden[:num_tokens]
+
+    def _sample(
+        self, step: Step, hidden: torch.Tensor, prompt_logprobs: dict[str, tuple[int, list[RawLogprobs]]]
+    ) -> ModelRunnerOutput:
+        sampled: list[list[int]] = [[] for _ in step.req_ids]
+        if not len(step.sampling):
+            return ModelRunnerOutput(sampled, prompt_logprobs=prompt_logprobs)
+        count = len(step.sampling)
+        self._buffers.logits_indices.np[:count] = step.query_start_loc[step.sampling + 1] - 1
+        logits = self._logits(hidden[self._buffers.logits_indices.commit(count)])
+        rows = step.rows[step.sampling]
+        result = self.sampler.sample(logits, rows, self.state.token_ids, self.state.num_tokens)
+        token_ids = self._platform.async_to_host(result.token_ids)().numpy()
+        self.state.append_tokens(rows, token_ids)
+        for index, token in zip(step.sampling.tolist(), token_ids.tolist(), strict=True):
+            sampled[index] = [token]
+        invalid = frozenset(step.req_ids[step.sampling[position]] for position in result.invalid_rows)
+        logprobs = {
+            step.req_ids[index]: [entry]
+            for index, entry in zip(step.sampling, result.logprobs or (), strict=False)
+            if entry is not None
+        }
+        return ModelRunnerOutput(sampled, logprobs, prompt_logprobs, invalid)
+
+    def _take_prompt_logprobs(self, step: Step, hidden: torch.Tensor) -> dict[str, tuple[int, list[RawLogprobs]]]:
+        """For requests that want them: log-probabilities of the prompt tokens that follow this step's positions."""
+        found: dict[str, tuple[int, list[RawLogprobs]]] = {}
+        for index, request_id in enumerate(step.req_ids):
+            k = self._prompt_logprobs.get(request_id)
+            if k is None:
+                continue
+            row, first = step.rows[index], int(step.num_computed[index])
+            prompt = int(self.state.num_prompt_tokens[row])
+            last = min(first + int(step.num_scheduled[index]), prompt - 1)
+            entries: list[RawLogprobs] = []
+            for at in range(first, last, PROMPT_LOGPROBS_ROWS):
+                end = min(at + PROMPT_LOGPROBS_ROWS, last)
+                offset = int(step.query_start_loc[index]) - first
+                logits = self._logits(hidden[at + offset : end + offset])
+                next_ids = torch.from_numpy(self.state.token_ids[row, at + 1 : end + 1].astype(np.int64)).to(self._device)
+                entries.extend(self.sampler.prompt_logprobs(logits, next_ids, k))
+            if entries:
+                found[request_id] = (first + 1, entries)
+        return found
+
+    def profile(self, num_tokens: int, num_logits: int) -> None:
+        """One forward of a single sequence of `num_tokens` and `num_logits` rows of logits, on a scratch pool."""
+        size = self._limits.block_size
+        self.allocate(-(-num_tokens // size))
+        blocks = -(-num_tokens // size)
+        positions = np.arange(num_tokens)
+        self._buffers.input_ids.np[:num_tokens] = 0
+        self._buffers.positions.np[:num_tokens] = positions
+        self._buffers.slot_mapping.np[:num_tokens] = positions + size
+        self._buffers.query_start_loc.np[:2] = (0, num_tokens)
+        self._buffers.seq_lens.np[0] = num_tokens
+        self._buffers.block_table.np[0, :blocks] = np.arange(1, blocks + 1)
+        step = Step(
+            ["profile"],
+            np.zeros(1, np.int64),
+            np.array([num_tokens]),
+            np.zeros(1, np.int64),
+            np.array([0, num_tokens]),
+            np.zeros(0, np.int64),
+        )
+        hidden = self._run(step)
+        self._logits(hidden[:num_logits]).float()
+        self._platform.synchronize(self._device)
+        self._pool = None

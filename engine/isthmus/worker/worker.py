@@ -1,0 +1,176 @@
+"""A worker: binds a device, loads the model, finds out how much KV cache fits, serves steps."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from isthmus.checkpoints.base import Checkpoint
+from isthmus.config import EngineConfig
+from isthmus.config.load import DUMMY
+from isthmus.errors import ConfigError
+from isthmus.layers.env import AttentionGroups, ModelEnv
+from isthmus.models.loader import build_model, init_dummy, load_weights
+from isthmus.models.registry import ModelRegistry
+from isthmus.models.spec import ModelSpec
+from isthmus.ops.native import register_native
+from isthmus.ops.registry import KernelRegistry
+from isthmus.platforms import AttentionBackend, AttentionSpec, Platform
+from isthmus.plugins.manager import PluginManager
+from isthmus.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from isthmus.worker.kv_cache import bytes_per_block
+from isthmus.worker.model_runner import ModelRunner, RunnerLimits
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLedger:
+    """Bytes at start: where the device's memory went and what the KV pool was given."""
+
+    weights: int
+    activations: int
+    kv_pool: int
+    num_blocks: int
+    available: int
+
+
+class Worker:
+    """Rank 0 of one. `start()` once, then `execute_model()` a step."""
+
+    def __init__(
+        self, config: EngineConfig, platform: Platform, plugins: PluginManager, checkpoint: Checkpoint, spec: ModelSpec
+    ) -> None:
+        self._config = config
+        self._platform = platform
+        self._plugins = plugins
+        self._checkpoint = checkpoint
+        self._spec = spec
+        self._runner: ModelRunner | None = None
+        self.ledger: MemoryLedger | None = None
+
+    def start(self) -> int:
+        """Everything before the first step. Returns the number of usable KV blocks."""
+        config, platform = self._config, self._platform
+        device = platform.init_device(config.device.index)
+        registry = KernelRegistry()
+        register_native(registry)
+        self._plugins.register_kernels(registry, platform)
+        groups = AttentionGroups(self._backend_factory(registry, device))
+        ops = registry.bind_ops(platform.kernel_priority(), dict(config.kernels.ops))
+        env = ModelEnv(
+            ops=ops,
+            attention=groups,
+            dtype=getattr(torch, config.model.dtype),
+            kv_cache_dtype=getattr(torch, config.cache.kv_cache_dtype),
+            block_size=config.cache.block_size,
+        )
+        before = platform.memory_stats(device, reset_peak=True).allocated
+        model = self._load(env, device)
+        weights = platform.memory_stats(device).allocated - before
+        logger.info("ops: %s; attention: %s", ops.providers, [backend.name for backend in groups.backends])
+        limits = RunnerLimits(
+            config.scheduler.max_num_batched_tokens,
+            config.scheduler.max_num_seqs,
+            config.model.max_model_len,
+            config.cache.block_size,
+        )
+        graph = platform.graph_backend(config, device)
+        self._runner = ModelRunner(model, groups, ops, platform, graph, device, limits, self._spec.vocab_size)
+        self.ledger = self._size_pool(self._runner, groups, device, max(weights, 0))
+        self._runner.allocate(self.ledger.num_blocks)
+        return self.ledger.num_blocks
+
+    def _load(self, env: ModelEnv, device: torch.device) -> nn.Module:
+        models = ModelRegistry()
+        self._plugins.register_models(models)
+        model = build_model(self._spec, env, device, models)
+        if self._config.load.format == DUMMY:
+            init_dummy(model, self._config.model.seed)
+        else:
+            load_weights(model, self._spec, self._checkpoint, env.dtype)
+        return model
+
+    def _backend_factory(
+        self, registry: KernelRegistry, device: torch.device
+    ) -> Callable[[AttentionSpec], AttentionBackend]:
+        info = self._platform.device_info(self._config.device.index)
+        priority = self._platform.kernel_priority()
+        order = priority.get("attention", priority.get("*", ()))
+        override = self._config.kernels.attention
+
+        def make(spec: AttentionSpec) -> AttentionBackend:
+            choice = registry.select_attention(spec, info, order, override)
+            for name, reason in choice.rejected:
+                logger.info("attention %s not used: %s", name, reason)
+            return choice.backend(spec, device)
+
+        return make
+
+    def _size_pool(
+        self, runner: ModelRunner, groups: AttentionGroups, device: torch.device, weights: int
+    ) -> MemoryLedger:
+        """Blocks that the config names, or else those that fit: a fraction of what is free after weights and the
+        measured activations, under the cap, and never more than all running requests at full length could use.
+        """
+        config = self._config
+        block_bytes = bytes_per_block(groups)
+        if config.cache.num_blocks is not None:
+            blocks = int(config.cache.num_blocks)
+            return MemoryLedger(weights, 0, blocks * block_bytes, blocks, blocks * block_bytes)
+        activations = self._measure_activations(runner, device)
+        free = self._platform.memory_stats(device).free - activations
+        budget = int(max(free, 0) * config.cache.memory_fraction)
+        if config.cache.memory_cap_bytes is not None:
+            budget = min(budget, config.cache.memory_cap_bytes)
+        useful = config.scheduler.max_num_seqs * -(-config.model.max_model_len // config.cache.block_size)
+        blocks = min(budget // block_bytes, useful)
+        if blocks < 1:
+            raise ConfigError(
+                [
+                    f"cache.memory_fraction={config.cache.memory_fraction}: gives the KV cache {budget} bytes, one block "
+                    f"of {config.cache.block_size} tokens takes {block_bytes}; free memory or raise the fraction or "
+                    f"cache.memory_cap_bytes"
+                ]
+            )
+        ledger = MemoryLedger(weights, activations, blocks * block_bytes, blocks, free)
+        logger.info(
+            "memory: weights %.0f MB, activations %.0f MB, KV pool %.0f MB = %d blocks of %d tokens",
+            weights / 1e6,
+            activations / 1e6,
+            ledger.kv_pool / 1e6,
+            blocks,
+            config.cache.block_size,
+        )
+        return ledger
+
+    def _measure_activations(self, runner: ModelRunner, device: torch.device) -> int:
+        """Peak bytes of a full step, from a profiling step that may be smaller and is scaled up linearly."""
+        config, platform = self._config, self._platform
+        full = min(config.scheduler.max_num_batched_tokens, config.model.max_model_len)
+        tokens = min(full, platform.profile_tokens or full)
+        logits = min(tokens, config.scheduler.max_num_seqs)
+        before = platform.memory_stats(device, reset_peak=True).allocated
+        runner.profile(tokens, logits)
+        peak = platform.memory_stats(device).peak
+        platform.release_cached_memory(device)
+        scale = max(config.scheduler.max_num_batched_tokens / tokens, config.scheduler.max_num_seqs / logits)
+        return int(max(peak - before, 0) * scale)
+
+    @property
+    def runner(self) -> ModelRunner:
+        if self._runner is None:
+            raise RuntimeError("the worker is not started, or shut down")
+        return self._runner
+
+    def execute_model(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        """One step."""
+        return self.runner.execute_model(output)
+
+    def shutdown(self) -> None:
+        """Drop model and cache."""
+        self._runner = None

@@ -1,0 +1,60 @@
+"""The host CPU as a platform, on native kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from isthmus.platforms import DeviceInfo, MemoryStats, Platform
+from isthmus_cpu.host import ROOT, read_cpu, read_memory, read_resident, reset_peak_resident
+
+if TYPE_CHECKING:
+    from isthmus.config import EngineConfig
+
+
+class CpuPlatform(Platform):
+    """All cores and the memory of the host, within the limits of this process's cgroups."""
+
+    name = "cpu"
+    device_type = "cpu"
+    profile_tokens = 256
+    """A whole token budget takes seconds on a CPU, and activations grow linearly with the tokens."""
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self._root = root
+
+    def device_info(self, index: int = 0) -> DeviceInfo:
+        """bfloat16 comes first only where it has instructions of its own: elsewhere it is slower than float32."""
+        cpu = read_cpu(self._root)
+        fast, slow = ("bfloat16", "float32") if cpu.has_native_bfloat16 else ("float32", "bfloat16")
+        arch = f"{cpu.machine}-{cpu.best_flag}" if cpu.best_flag else cpu.machine
+        return DeviceInfo(cpu.name, arch, read_memory(self._root).total, (fast, slow, "float16"))
+
+    def init_device(self, local_rank: int) -> torch.device:
+        """Every rank shares the one CPU device."""
+        return torch.device(self.device_type)
+
+    def memory_stats(self, device: torch.device, *, reset_peak: bool = False) -> MemoryStats:
+        """`allocated` and `peak` are the process's resident memory, Python and libraries included.
+
+        Where the kernel forbids resetting the high-water mark, `peak` stays that of the whole process: profiling then
+        finds too little room for the cache, never too much.
+        """
+        memory = read_memory(self._root)
+        allocated, peak = read_resident(self._root)
+        if reset_peak:
+            reset_peak_resident(self._root)
+        return MemoryStats(free=memory.available, total=memory.total, allocated=allocated, peak=peak)
+
+    def config_defaults(self, config: EngineConfig) -> Mapping[str, object]:
+        """Half of the available memory, at most 4 GiB, for the cache: other programs live on this device."""
+        return {
+            "cache.block_size": 32,
+            "cache.memory_fraction": 0.5,
+            "cache.memory_cap_bytes": 4 * 2**30,
+            "scheduler.max_num_batched_tokens": 2048,
+            "scheduler.max_num_seqs": 128,
+        }

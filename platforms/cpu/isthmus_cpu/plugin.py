@@ -1,0 +1,23 @@
+"""Plugin entry point of the cpu platform. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from isthmus.plugins import PlatformEntry, hookimpl
+from isthmus_cpu.probe import probe
+
+if TYPE_CHECKING:
+    from isthmus.platforms import Platform
+
+
+@hookimpl
+def isthmus_platforms() -> Sequence[PlatformEntry]:
+    return [PlatformEntry("cpu", probe, _load)]
+
+
+def _load() -> Platform:
+    from isthmus_cpu.platform import CpuPlatform
+
+    return CpuPlatform()

@@ -1,0 +1,61 @@
+"""AMD GPUs as a platform. torch's ROCm build speaks HIP under the name torch.cuda."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from isthmus.platforms import DeviceInfo, MemoryStats, Platform
+from isthmus_rocm.probe import HIP_VISIBLE
+
+
+class RocmPlatform(Platform):
+    """One GPU a rank. Kernels are native for now."""
+
+    name = "rocm"
+    device_type = "cuda"
+    dist_backend = "nccl"
+    """torch's name for RCCL as well."""
+    pin_memory = True
+    visible_devices_env = HIP_VISIBLE
+    ray_resource = "GPU"
+
+    def device_info(self, index: int = 0) -> DeviceInfo:
+        """`arch` is the ISA without its feature suffixes, e.g. "gfx942" of "gfx942:sramecc+:xnack-"."""
+        device = torch.cuda.get_device_properties(index)
+        arch = device.gcnArchName.split(":")[0]
+        return DeviceInfo(device.name, arch, device.total_memory, ("bfloat16", "float16", "float32"))
+
+    def init_device(self, local_rank: int) -> torch.device:
+        device = torch.device(self.device_type, local_rank)
+        torch.cuda.set_device(device)
+        return device
+
+    def memory_stats(self, device: torch.device, *, reset_peak: bool = False) -> MemoryStats:
+        """`free` counts what torch's allocator holds but does not use; `allocated` and `peak` are tensors only."""
+        free, total = torch.cuda.mem_get_info(device)
+        allocated = torch.cuda.memory_allocated(device)
+        unused = torch.cuda.memory_reserved(device) - allocated
+        stats = MemoryStats(free + unused, total, allocated, torch.cuda.max_memory_allocated(device))
+        if reset_peak:
+            torch.cuda.reset_peak_memory_stats(device)
+        return stats
+
+    def synchronize(self, device: torch.device) -> None:
+        torch.cuda.synchronize(device)
+
+    def release_cached_memory(self, device: torch.device) -> None:
+        torch.cuda.empty_cache()
+
+    def async_to_host(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        host.copy_(tensor, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+
+        def wait() -> torch.Tensor:
+            copied.synchronize()
+            return host
+
+        return wait
