@@ -36,7 +36,11 @@ class ConfigError(IsthmusError, ValueError):
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
-        head = "invalid configuration" if len(self.problems) == 1 else f"invalid configuration ({len(self.problems)} problems)"
+        head = (
+            "invalid configuration"
+            if len(self.problems) == 1
+            else f"invalid configuration ({len(self.problems)} problems)"
+        )
         super().__init__(head + "".join(f"\n  {problem}" for problem in self.problems))
 
     def __reduce__(self) -> tuple[type, tuple[tuple[str, ...]]]:

@@ -38,19 +38,17 @@ class LLM:
     EngineConfig may stand in place of the model's name.
     """
 
-    def __init__(
-        self, model: str | EngineConfig, *, plugins: PluginManager | None = None, **settings: Any
-    ) -> None:
+    def __init__(self, model: str | EngineConfig, *, plugins: PluginManager | None = None, **settings: Any) -> None:
         config = model if isinstance(model, EngineConfig) else from_kwargs(str(model), **settings)
         self._setup = prepare(config, plugins)
         core = make_core(self._setup)
         self._config = _fit_to_pool(self._setup, core.limits.num_device_blocks)
-        core.scheduler.max_model_len = cast(int, self._config.model.max_model_len)
+        core.scheduler.max_model_len = self._config.model.max_model_len
         checkpoint = self._setup.checkpoint
         self.tokenizer: PreTrainedTokenizerBase = checkpoint.tokenizer()
         limits = ModelLimits(
             vocab_size=self._setup.spec.vocab_size,
-            max_model_len=cast(int, self._config.model.max_model_len),
+            max_model_len=self._config.model.max_model_len,
             eos_token_ids=eos_token_ids(checkpoint.generation_config(), checkpoint.config(), self.tokenizer),
         )
         self._core = core
@@ -244,9 +242,9 @@ def _params_for(
 def _fit_to_pool(setup: EngineSetup, num_blocks: int) -> EngineConfig:
     """Lower a max_model_len that nobody asked for to what the KV pool holds, so that any accepted request can end."""
     config = setup.config
-    holds = num_blocks * cast(int, config.cache.block_size)
+    holds = num_blocks * config.cache.block_size
     asked = setup.resolved.provenance["model.max_model_len"].source == "user"
-    if asked or cast(int, config.model.max_model_len) <= holds:
+    if asked or config.model.max_model_len <= holds:
         return config
     return with_values(config, {"model.max_model_len": holds})
 
@@ -272,5 +270,3 @@ def _deferred_interrupt() -> Iterator[Callable[[], bool]]:
         yield pressed.is_set
     finally:
         signal.signal(signal.SIGINT, previous)
-
-

@@ -17,7 +17,9 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 MIXED = ((0, 37), (20, 1), (64, 1), (7, 9), (0, 1), (15, 1), (16, 16), (16, 1), (100, 1), (31, 2))
 
 
-def spec(dtype: torch.dtype, *, block_size: int = 16, heads: tuple[int, int] = (6, 2), **options: object) -> AttentionSpec:
+def spec(
+    dtype: torch.dtype, *, block_size: int = 16, heads: tuple[int, int] = (6, 2), **options: object
+) -> AttentionSpec:
     return AttentionSpec(heads[0], heads[1], 32, block_size, dtype, dtype, 0.2, **options)  # type: ignore[arg-type]
 
 

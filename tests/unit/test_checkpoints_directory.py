@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+
 from isthmus.checkpoints.directory import DirectoryCheckpoint
 from isthmus.checkpoints.open import open_checkpoint
 from isthmus.errors import CheckpointError
-from safetensors.torch import save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 SHARD_1, SHARD_2 = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -20,6 +21,7 @@ WEIGHTS = {
     "model.norm.weight": torch.tensor([1.0, 2.0, 3.0]),
     "lm_head.weight": torch.arange(12, dtype=torch.float32).view(4, 3) / -3,
 }
+CONFIG = {"model_type": "llama", "hidden_size": 4, "num_attention_heads": 1}
 IN_SHARD_2 = "lm_head.weight"
 
 
@@ -43,7 +45,7 @@ def sharded(tmp_path: Path) -> Path:
 
 def make_directory(path: Path) -> Path:
     path.mkdir()
-    (path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 3}))
+    (path / "config.json").write_text(json.dumps(CONFIG))
     return path
 
 
@@ -74,7 +76,7 @@ def test_single_file(single: Path) -> None:
     checkpoint = open_checkpoint(str(single))
     assert sorted(checkpoint.tensor_names()) == sorted(WEIGHTS)
     assert checkpoint.path == single
-    assert checkpoint.config() == {"model_type": "llama", "hidden_size": 3}
+    assert checkpoint.config() == CONFIG
 
 
 def test_shards_with_index(sharded: Path) -> None:
@@ -212,7 +214,9 @@ def test_tokenizer_with_chat_template_file(single: Path) -> None:
     assert loaded.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False) == "hello world"
 
 
-def test_no_tokenizer(single: Path) -> None:
+@pytest.mark.parametrize("heads", [1, 3], ids=["no tokenizer files", "config that transformers refuses"])
+def test_no_tokenizer(single: Path, heads: int) -> None:
+    (single / "config.json").write_text(json.dumps(CONFIG | {"num_attention_heads": heads}))
     with pytest.raises(CheckpointError, match=r"single: no usable tokenizer .*put the model's tokenizer files there"):
         open_checkpoint(str(single)).tokenizer()
 

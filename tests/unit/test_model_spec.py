@@ -117,6 +117,7 @@ def test_a_multimodal_config_gives_its_language_model() -> None:
     assert (spec.num_layers, spec.num_heads, spec.num_kv_heads, spec.head_dim) == (34, 8, 4, 256)
     assert spec.vocab_size == 262208
     assert spec.tie_word_embeddings
+    assert not ModelSpec.from_hf({**config, "tie_word_embeddings": False}).tie_word_embeddings
 
 
 @pytest.mark.parametrize("family", ["Qwen2", "Qwen3"])

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+
+from isthmus.plugins import Probe
+from isthmus.plugins.probing import TorchBuild, torch_build, visible_devices
 from isthmus_cpu.host import read_cpu, read_memory
 from isthmus_cpu.platform import CpuPlatform
 from isthmus_cpu.probe import probe as probe_cpu
@@ -16,9 +19,6 @@ from isthmus_cuda.probe import probe as probe_cuda
 from isthmus_rocm.probe import probe as probe_rocm
 from isthmus_tpu.probe import probe as probe_tpu
 from isthmus_xpu.probe import probe as probe_xpu
-
-from isthmus.plugins import Probe
-from isthmus.plugins.probing import TorchBuild, torch_build, visible_devices
 
 CPU = torch.device("cpu")
 GIB = 2**30
@@ -40,8 +40,19 @@ def write(root: Path, files: Mapping[str, str]) -> Path:
 
 @pytest.mark.parametrize(
     ("value", "count"),
-    [(None, 4), ("", 0), ("-1", 0), ("0", 1), ("2,0", 2), (" 1 , 3 ", 2), ("0,7,1", 1), ("0,-1,1", 1)]
-    + [("GPU-5ebe9f43,GPU-ac33420d", 2), ("0,0", 1), ("a,b,c,d,e", 4)],
+    [
+        (None, 4),
+        ("", 0),
+        ("-1", 0),
+        ("0", 1),
+        ("2,0", 2),
+        (" 1 , 3 ", 2),
+        ("0,7,1", 1),
+        ("0,-1,1", 1),
+        ("0,0", 1),
+        ("GPU-5ebe9f43,GPU-ac33420d", 2),
+        ("a,b,c,d,e", 4),
+    ],
 )
 def test_visible_devices(value: str | None, count: int) -> None:
     environ = {} if value is None else {"DEVICES": value}

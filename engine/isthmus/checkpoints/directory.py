@@ -44,13 +44,15 @@ class DirectoryCheckpoint(Checkpoint):
         return _read_json(path) if path.is_file() else {}
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
+        from huggingface_hub.errors import StrictDataclassError
         from transformers import AutoTokenizer
 
         try:
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(self.path), local_files_only=True)
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, StrictDataclassError) as error:
+            reason = " ".join(str(error).split())
             raise CheckpointError(
-                f"{self.path}: no usable tokenizer ({error}); put the model's tokenizer files there"
+                f"{self.path}: no usable tokenizer ({reason}); put the model's tokenizer files there"
             ) from error
         return tokenizer
 

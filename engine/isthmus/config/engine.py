@@ -56,11 +56,11 @@ class EngineConfig:
         problems = find_problems(values)
         if problems:
             raise ConfigError(problems)
-        known = all_settings()
+        settings = all_settings()
         parts: dict[str, dict[str, object]] = {name: {} for name in sections()}
         for path, value in values.items():
             section, _, name = path.partition(".")
-            parts[section][name] = known[path].normalise(value)
+            parts[section][name] = settings[path].normalise(value)
         return cls(**{name: section(**parts[name]) for name, section in sections().items()})  # type: ignore[arg-type]
 
     def _section_problems(self) -> list[str]:

@@ -34,9 +34,7 @@ class Frontend:
         self.client.add_request(request)
         self.outputs.add(request, prompt, stream=stream)
 
-    def add_request(
-        self, request_id: str, prompt: Prompt, params: SamplingParams, *, stream: bool = False
-    ) -> None:
+    def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams, *, stream: bool = False) -> None:
         """check() and submit()."""
         self.submit(*self.check(request_id, prompt, params), stream=stream)
 

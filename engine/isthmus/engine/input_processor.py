@@ -80,7 +80,9 @@ class InputProcessor:
             if "prompt_token_ids" in prompt:
                 return prompt.get("prompt"), self._checked_ids(prompt["prompt_token_ids"])
             if "prompt" not in prompt:
-                raise InvalidPromptError(f"prompt {prompt!r} has neither 'prompt' nor 'prompt_token_ids'; give one of them")
+                raise InvalidPromptError(
+                    f"prompt {prompt!r} has neither 'prompt' nor 'prompt_token_ids'; give one of them"
+                )
             prompt = prompt["prompt"]
         if isinstance(prompt, str):
             return prompt, self.encode(prompt)
@@ -113,8 +115,8 @@ class InputProcessor:
             raise InvalidPromptError("the prompt has no tokens; give at least one")
         if len(token_ids) >= self.limits.max_model_len:
             raise InvalidPromptError(
-                f"the prompt has {len(token_ids)} tokens, the model takes {self.limits.max_model_len} with at least one "
-                f"for the output; shorten the prompt or raise model.max_model_len"
+                f"the prompt has {len(token_ids)} tokens, the model takes "
+                f"{self.limits.max_model_len} with at least one for the output; shorten the prompt or raise model.max_model_len"
             )
 
     def _check_params(self, params: SamplingParams) -> None:
@@ -123,7 +125,9 @@ class InputProcessor:
             if count is not None and count > MAX_LOGPROBS:
                 raise InvalidParamsError(f"SamplingParams.{name}={count}: at most {MAX_LOGPROBS}; ask for fewer")
         if self.tokenizer is None and (params.stop or params.bad_words):
-            raise InvalidParamsError("stop strings and bad_words need a tokenizer, and this engine has none; use token ids")
+            raise InvalidParamsError(
+                "stop strings and bad_words need a tokenizer, and this engine has none; use token ids"
+            )
 
     def _bad_words_ids(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         """Each word as it is spelled at the start of a text and after a space."""

@@ -41,7 +41,9 @@ class _Live:
         "token_ids",
     )
 
-    def __init__(self, request: Request, prompt: str | None, detokenizer: IncrementalDetokenizer, *, stream: bool) -> None:
+    def __init__(
+        self, request: Request, prompt: str | None, detokenizer: IncrementalDetokenizer, *, stream: bool
+    ) -> None:
         params = request.params
         self.request = request
         self.prompt = prompt

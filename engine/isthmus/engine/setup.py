@@ -48,9 +48,7 @@ def prepare(config: EngineConfig, plugins: PluginManager | None = None) -> Engin
             vocab_size=spec.vocab_size,
             num_layers=spec.num_layers,
         ),
-        PlatformFacts(
-            name=selection.name, dtypes=info.dtypes, proposals=selection.platform.config_defaults(config)
-        ),
+        PlatformFacts(name=selection.name, dtypes=info.dtypes, proposals=selection.platform.config_defaults(config)),
     )
     spec = replace(spec, max_model_len=resolved.config.model.max_model_len)
     return EngineSetup(resolved, selection, plugins, checkpoint, spec)

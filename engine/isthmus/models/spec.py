@@ -92,8 +92,7 @@ class ModelSpec:
         architectures = config.get("architectures") or ()
         if not architectures:
             raise UnsupportedModelError("the config names no `architectures`; add the name of the model class")
-        # A multimodal config nests the language model's; the rest of it is of no use here.
-        text = {**config["text_config"]} if isinstance(config.get("text_config"), Mapping) else {**config}
+        text = _language_model(config)
         model_type = str(text.get("model_type"))
         if model_type not in FAMILIES:
             raise UnsupportedModelError(
@@ -108,6 +107,14 @@ class ModelSpec:
             max_model_len=max_model_len or full["max_position_embeddings"],
             **{**_common(full), **FAMILIES[model_type](full)},
         )
+
+
+def _language_model(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a multimodal config that describes the language model, or the whole of any other config."""
+    if not isinstance(config.get("text_config"), Mapping):
+        return dict(config)
+    outer = {"tie_word_embeddings": config["tie_word_embeddings"]} if "tie_word_embeddings" in config else {}
+    return {**config["text_config"], **outer}
 
 
 def _check_refused(config: Mapping[str, Any]) -> None:

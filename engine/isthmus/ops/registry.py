@@ -74,7 +74,9 @@ class KernelRegistry:
     def add_op(self, name: str, provider: str, fn: OpFn) -> None:
         """Add `provider`'s implementation of op `name`. Raises KernelError if the op is unknown or the pair taken."""
         if name not in self.ops:
-            raise KernelError(f"provider {provider!r} offers op {name!r}, which does not exist; ops: {', '.join(sorted(self.ops))}")
+            raise KernelError(
+                f"provider {provider!r} offers op {name!r}, which does not exist; ops: {', '.join(sorted(self.ops))}"
+            )
         if provider in self._providers[name]:
             raise KernelError(f"op {name!r} already has a provider {provider!r}; choose another provider name")
         self._providers[name][provider] = fn
@@ -93,9 +95,7 @@ class KernelRegistry:
         """Name -> class of every registered attention backend."""
         return dict(self._attention)
 
-    def bind_ops(
-        self, priority: Mapping[str, Sequence[str]], overrides: Mapping[str, str] | None = None
-    ) -> BoundOps:
+    def bind_ops(self, priority: Mapping[str, Sequence[str]], overrides: Mapping[str, str] | None = None) -> BoundOps:
         """Choose one provider per op: an override, else the first registered name of the priority, else native.
 
         Raises KernelError for an override that names no registered provider.

@@ -34,7 +34,7 @@ MAX_QUERY_ROWS = 512
 
 @dataclass(frozen=True, slots=True)
 class DecodeBucket:
-    """`tokens` [r] int64: positions in the batch.  `blocks` [r * b] int64.  `mask` [r, 1, 1, b * block_size] additive."""
+    """`tokens` [r] int64: places in the batch.  `blocks` [r * b] int64.  `mask` [r, 1, 1, b * block_size] additive."""
 
     tokens: torch.Tensor
     blocks: torch.Tensor
@@ -103,7 +103,7 @@ class NativeAttentionBackend(AttentionBackend):
             slots=slots,
             written=written,
             decode=tuple(self._decode_buckets(np.flatnonzero(query_lens == 1), starts, lens, table)),
-            prefill=tuple(self._chunk(r, starts, lens, table) for r in np.flatnonzero(query_lens > 1)),
+            prefill=tuple(self._chunk(r, starts, lens, table) for r in np.flatnonzero(query_lens > 1).tolist()),
         )
 
     def _first_block(self, first_query: np.ndarray | int) -> np.ndarray | int:
@@ -196,7 +196,12 @@ class NativeAttentionBackend(AttentionBackend):
         return keys.flatten(0, 1).to(self.spec.dtype), values.flatten(0, 1).to(self.spec.dtype)
 
     def _decode(
-        self, q: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, bucket: DecodeBucket, out: torch.Tensor
+        self,
+        q: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        bucket: DecodeBucket,
+        out: torch.Tensor,
     ) -> None:
         s, r = self.spec, bucket.num_reqs
         keys, values = self._gather(key_cache, value_cache, bucket.blocks)

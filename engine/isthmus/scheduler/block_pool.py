@@ -97,17 +97,23 @@ class BlockPool:
             self._hash_of[block_id] = None
 
     def check_integrity(self, references: dict[int, int]) -> None:
-        """Compare with `references`, block id -> number of tables that hold it. Raises RuntimeError with the first fault."""
+        """Compare with `references`, block id -> tables that hold it. Raises RuntimeError with the first fault."""
         for block_id in range(1, self.num_blocks + 1):
             count = self._ref_counts[block_id]
             if count != references.get(block_id, 0):
-                raise RuntimeError(f"block {block_id} has {count} references, tables hold {references.get(block_id, 0)}")
+                raise RuntimeError(
+                    f"block {block_id} has {count} references, tables hold {references.get(block_id, 0)}"
+                )
             if (count == 0) != (block_id in self._free):
-                raise RuntimeError(f"block {block_id} has {count} references and is{' ' if count else ' not '}on the free list")
+                raise RuntimeError(
+                    f"block {block_id} has {count} references and is{' ' if count else ' not '}on the free list"
+                )
         if NULL_BLOCK in references or NULL_BLOCK in self._free:
             raise RuntimeError("the null block is in a table or on the free list")
         if len(self._by_hash) != sum(h is not None for h in self._hash_of):
-            raise RuntimeError(f"{len(self._by_hash)} indexed hashes, {sum(h is not None for h in self._hash_of)} hashed blocks")
+            raise RuntimeError(
+                f"{len(self._by_hash)} indexed hashes, {sum(h is not None for h in self._hash_of)} hashed blocks"
+            )
         for block_hash, block_id in self._by_hash.items():
             if self._hash_of[block_id] != block_hash:
                 raise RuntimeError(f"the index maps a hash to block {block_id}, which does not have it")

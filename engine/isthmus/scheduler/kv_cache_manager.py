@@ -126,7 +126,7 @@ class KVCacheManager:
         return hashes[:count] if len(hashes) > count else hashes
 
     def _first_parent(self, request: Request) -> bytes:
-        """The root, mixed with the request's extra keys. Each key is tagged and length-prefixed, so none can pose as another."""
+        """The root, mixed with the request's extra keys, each tagged and length-prefixed: none can pose as another."""
         if request.cache_salt is None:
             return self._root_hash
         salt = request.cache_salt.encode()

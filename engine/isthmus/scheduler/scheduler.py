@@ -262,7 +262,9 @@ class Scheduler:
         ended = False
         for request_id, sampled in zip(output.num_scheduled_tokens, result.sampled_token_ids, strict=True):
             request = requests.get(request_id)
-            if request is None or not (sampled or request_id in prompt_logprobs or request_id in result.invalid_req_ids):
+            if request is None or not (
+                sampled or request_id in prompt_logprobs or request_id in result.invalid_req_ids
+            ):
                 continue
             delta = RequestDelta(request_id, sampled, num_cached_tokens=request.num_cached_tokens)
             for count, token in enumerate(sampled, 1):
@@ -275,7 +277,9 @@ class Scheduler:
             if request_id in result.invalid_req_ids:
                 delta.new_token_ids = []
                 delta.finish_reason = FinishReason.ERROR
-                delta.stop_reason = "the request's masks (allowed_token_ids, bad_words, logit_bias) leave no token to choose"
+                delta.stop_reason = (
+                    "the request's masks (allowed_token_ids, bad_words, logit_bias) leave no token to choose"
+                )
             if logprobs:
                 delta.logprobs = logprobs.get(request_id)
             if prompt_logprobs:

@@ -119,7 +119,7 @@ def tiny_model(
         **overrides,
     }
     model = _random_model(CONFIG_MAPPING[tiny.model_type](**settings), tiny.seed if seed is None else seed)
-    model.to(dtype).save_pretrained(path, max_shard_size=max_shard_size)
+    model.to(dtype=dtype).save_pretrained(path, max_shard_size=max_shard_size)
     tokenizer.save_pretrained(path)
     return Path(path)
 

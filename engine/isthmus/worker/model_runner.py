@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,6 +19,16 @@ from isthmus.worker.sampler import Sampler
 
 PROMPT_LOGPROBS_ROWS = 64
 """Prompt positions whose logits are held at once."""
+
+
+class LanguageModel(Protocol):
+    """What the runner needs of a model; every class of the ModelRegistry has it."""
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        """[T], [T] -> hidden states [T, hidden_size]"""
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, hidden_size] -> [R, vocab_size]"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +61,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        model: LanguageModel,
         groups: AttentionGroups,
         ops: BoundOps,
         platform: Platform,
@@ -59,7 +70,6 @@ class ModelRunner:
         limits: RunnerLimits,
         vocab_size: int,
     ) -> None:
-        self._model = model
         self._groups = groups
         self._platform = platform
         self._graph = graph
@@ -149,7 +159,9 @@ class ModelRunner:
         buffers = self._buffers
         buffers.input_ids.np[:total] = self.state.token_ids[token_rows, positions]
         buffers.positions.np[:total] = positions
-        buffers.slot_mapping.np[:total] = self.state.block_table[token_rows, positions // size] * size + positions % size
+        buffers.slot_mapping.np[:total] = (
+            self.state.block_table[token_rows, positions // size] * size + positions % size
+        )
         buffers.query_start_loc.np[: count + 1] = query_start_loc
         seq_lens = num_computed + num_scheduled
         buffers.seq_lens.np[:count] = seq_lens
@@ -235,7 +247,9 @@ class ModelRunner:
                 end = min(at + PROMPT_LOGPROBS_ROWS, last)
                 offset = int(step.query_start_loc[index]) - first
                 logits = self._logits(hidden[at + offset : end + offset])
-                next_ids = torch.from_numpy(self.state.token_ids[row, at + 1 : end + 1].astype(np.int64)).to(self._device)
+                next_ids = torch.from_numpy(self.state.token_ids[row, at + 1 : end + 1].astype(np.int64)).to(
+                    self._device
+                )
                 entries.extend(self.sampler.prompt_logprobs(logits, next_ids, k))
             if entries:
                 found[request_id] = (first + 1, entries)

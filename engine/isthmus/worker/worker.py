@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
-from torch import nn
 
 from isthmus.checkpoints.base import Checkpoint
 from isthmus.config import EngineConfig
@@ -23,7 +23,7 @@ from isthmus.platforms import AttentionBackend, AttentionSpec, Platform
 from isthmus.plugins.manager import PluginManager
 from isthmus.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from isthmus.worker.kv_cache import bytes_per_block
-from isthmus.worker.model_runner import ModelRunner, RunnerLimits
+from isthmus.worker.model_runner import LanguageModel, ModelRunner, RunnerLimits
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +56,8 @@ class Worker:
     def start(self) -> int:
         """Everything before the first step. Returns the number of usable KV blocks."""
         config, platform = self._config, self._platform
+        if config.device.num_threads is not None:
+            torch.set_num_threads(config.device.num_threads)
         device = platform.init_device(config.device.index)
         registry = KernelRegistry()
         register_native(registry)
@@ -85,7 +87,7 @@ class Worker:
         self._runner.allocate(self.ledger.num_blocks)
         return self.ledger.num_blocks
 
-    def _load(self, env: ModelEnv, device: torch.device) -> nn.Module:
+    def _load(self, env: ModelEnv, device: torch.device) -> LanguageModel:
         models = ModelRegistry()
         self._plugins.register_models(models)
         model = build_model(self._spec, env, device, models)
@@ -93,7 +95,7 @@ class Worker:
             init_dummy(model, self._config.model.seed)
         else:
             load_weights(model, self._spec, self._checkpoint, env.dtype)
-        return model
+        return cast(LanguageModel, model)
 
     def _backend_factory(
         self, registry: KernelRegistry, device: torch.device
@@ -120,7 +122,7 @@ class Worker:
         config = self._config
         block_bytes = bytes_per_block(groups)
         if config.cache.num_blocks is not None:
-            blocks = int(config.cache.num_blocks)
+            blocks = config.cache.num_blocks
             return MemoryLedger(weights, 0, blocks * block_bytes, blocks, blocks * block_bytes)
         activations = self._measure_activations(runner, device)
         free = self._platform.memory_stats(device).free - activations
@@ -132,8 +134,8 @@ class Worker:
         if blocks < 1:
             raise ConfigError(
                 [
-                    f"cache.memory_fraction={config.cache.memory_fraction}: gives the KV cache {budget} bytes, one block "
-                    f"of {config.cache.block_size} tokens takes {block_bytes}; free memory or raise the fraction or "
+                    f"cache.memory_fraction={config.cache.memory_fraction}: gives the KV cache {budget} bytes, one "
+                    f"block of {config.cache.block_size} tokens takes {block_bytes}; free memory or raise the fraction or "
                     f"cache.memory_cap_bytes"
                 ]
             )

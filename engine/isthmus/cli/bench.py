@@ -1,0 +1,74 @@
+"""`isthmus bench offline`: one workload, one JSON line."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+
+from isthmus.cli.engine_args import add_engine_arguments, open_llm
+from isthmus.cli.offline_bench import measure
+from isthmus.cli.workload import Span, load_workload, random_workload
+from isthmus.plugins.commands import Subparsers
+
+
+def add_parser(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
+    """Add the command and its one subcommand."""
+    parser = subparsers.add_parser("bench", help="measure speed")
+    offline = parser.add_subparsers(metavar="COMMAND", required=True).add_parser(
+        "offline",
+        help="throughput of a workload that is there from the start",
+        description="Generate for all requests of a workload at once, greedily and to their full length, and print "
+        "one JSON line.",
+    )
+    work = offline.add_argument_group("workload")
+    work.add_argument("--num-requests", type=_count, default=64, metavar="INT", help="random requests (default: 64)")
+    length = "{} tokens of a random request, N or LOW:HIGH (default: 128)"
+    for name in ("input", "output"):
+        work.add_argument(
+            f"--{name}-len", type=Span.parse, default=Span(128, 128), metavar="N", help=length.format(name)
+        )
+    work.add_argument(
+        "--workload-seed", type=int, default=0, metavar="INT", help="seed of ids and lengths (default: 0)"
+    )
+    work.add_argument(
+        "--workload",
+        metavar="FILE",
+        help='requests from a file instead: {"requests": [{"prompt": [ids], "max_tokens": n}, ...]}',
+    )
+    work.add_argument(
+        "--detokenize", action=argparse.BooleanOptionalAction, default=True, help="make text of the tokens"
+    )
+    work.add_argument(
+        "--warm-up", action=argparse.BooleanOptionalAction, default=True, help="run a few short requests first"
+    )
+    add_engine_arguments(offline)
+    offline.set_defaults(run=run, parser=offline)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Load, warm up, measure, print."""
+    items = None if args.workload is None else load_workload(args.workload)
+    with open_llm(args) as llm:
+        if items is None:
+            items = random_workload(
+                args.num_requests,
+                args.input_len,
+                args.output_len,
+                vocab_size=llm.setup.spec.vocab_size,
+                seed=args.workload_seed,
+            )
+        result = measure(llm, items, detokenize=args.detokenize, warm_up=args.warm_up)
+    print(json.dumps(dataclasses.asdict(result)))
+    return 0
+
+
+def _count(text: str) -> int:
+    """A number of requests. Raises ValueError, which argparse words."""
+    count = int(text)
+    if count < 1:
+        raise ValueError(f"{count} is below 1")
+    return count
+
+
+_count.__name__ = "count"

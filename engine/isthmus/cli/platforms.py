@@ -1,0 +1,75 @@
+"""`isthmus platforms`: what hardware there is, and why not. Loads no platform and no torch."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Sequence
+
+from isthmus import __version__
+from isthmus.cli.table import aligned
+from isthmus.plugins.commands import Subparsers
+from isthmus.plugins.entry import ONLY_BY_NAME
+from isthmus.plugins.manager import PluginManager, ProbeReport
+
+
+def add_parser(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "platforms",
+        help="list the platforms and which one is used",
+        description="List every installed platform, whether it is usable here, and why.",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table, the plugins that are not in use, and the choice of `--device auto`."""
+    plugins: PluginManager = args.plugins
+    # The reports of plugins that are not in use come last, and are listed apart.
+    reports = plugins.probe_all()[: len(plugins.platform_names)]
+    print(_json(plugins, reports) if args.json else _text(plugins, reports))
+    return 0
+
+
+def auto_candidates(reports: Sequence[ProbeReport]) -> list[str]:
+    """The names of the best usable platforms: one is what "auto" takes, several are a tie."""
+    best = max((report.priority for report in reports), default=0)
+    return [report.name for report in reports if report.priority == best] if best > 0 else []
+
+
+def _text(plugins: PluginManager, reports: Sequence[ProbeReport]) -> str:
+    head = ("PLATFORM", "USABLE", "PRIORITY", "DEVICES", "PLUGIN", "REASON")
+    rows = [(r.name, _usable(r), str(r.priority), str(r.device_count), r.plugin, r.reason) for r in reports]
+    parts = [aligned([head, *rows])]
+    parts += [f"plugin {failure.name!r} is not in use: {failure.reason}" for failure in plugins.failures]
+    return "\n".join([*parts, "", _auto_line(auto_candidates(reports))])
+
+
+def _auto_line(candidates: Sequence[str]) -> str:
+    if not candidates:
+        return "--device auto: nothing is usable here"
+    if len(candidates) == 1:
+        return f"--device auto: {candidates[0]}"
+    options = " or ".join(f"--device {name}" for name in candidates)
+    return f"--device auto: {' and '.join(candidates)} are equally good; set {options}"
+
+
+def _usable(report: ProbeReport) -> str:
+    if report.priority == ONLY_BY_NAME:
+        return "if named"
+    return "yes" if report.priority > 0 else "no"
+
+
+def _json(plugins: PluginManager, reports: Sequence[ProbeReport]) -> str:
+    candidates = auto_candidates(reports)
+    data = {
+        "version": __version__,
+        "platforms": [{**dataclasses.asdict(report), "usable": _usable(report)} for report in reports],
+        "failed_plugins": [dataclasses.asdict(failure) for failure in plugins.failures],
+        "auto": candidates[0] if len(candidates) == 1 else None,
+        "auto_candidates": candidates,
+    }
+    return json.dumps(data)
