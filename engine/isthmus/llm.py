@@ -16,7 +16,7 @@ from isthmus.engine.input_processor import InputProcessor, ModelLimits, Prompt, 
 from isthmus.engine.output_processor import OutputProcessor
 from isthmus.engine.progress import Progress
 from isthmus.engine.setup import EngineSetup, make_core, prepare
-from isthmus.errors import InvalidPromptError, RequestError
+from isthmus.errors import EngineDeadError, InvalidPromptError, RequestError
 from isthmus.outputs import RequestOutput
 from isthmus.sampling_params import SamplingParams
 from isthmus.scheduler.request import Request
@@ -116,19 +116,24 @@ class LLM:
             finished = False
             while not finished:
                 output = self._unclaimed.pop(request_id, None)
-                if output is None:
+                if output is not None:
+                    finished = output.finished
+                    yield output
+                elif self._frontend.is_live(request_id):
                     self._step()
-                    continue
-                finished = output.finished
-                yield output
+                else:
+                    raise EngineDeadError("the request was lost when a step failed in another call; send it again")
         finally:
             self._frontend.abort([request_id])
             self._unclaimed.pop(request_id, None)
 
     def _step(self) -> None:
-        """One engine step. Outputs are cumulative, so the newest of a request replaces one that nobody took."""
-        for output in self._frontend.step():
-            self._unclaimed[output.request_id] = output
+        """One engine step, never cut in half by Ctrl-C. Outputs are cumulative, so the newest of a request replaces one
+        that nobody took.
+        """
+        with _deferred_interrupt():
+            for output in self._frontend.step():
+                self._unclaimed[output.request_id] = output
 
     def stream_chat(
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, **template: Any
@@ -182,42 +187,36 @@ class LLM:
         *,
         progress: bool,
     ) -> list[RequestOutput]:
-        params = _params_for(prompts, sampling_params)
-        ids = self._submit(prompts, params)
+        checked = self._check(prompts, _params_for(prompts, sampling_params))
+        ids = [request.request_id for request, _ in checked]
         mine = frozenset(ids)
         finished: dict[str, RequestOutput] = {}
         try:
-            with _deferred_interrupt() as interrupted, Progress(len(ids), enabled=progress) as bar:
+            self._submit(checked)
+            with Progress(len(ids), enabled=progress) as bar:
                 while len(finished) < len(ids):
                     self._step()
-                    for request_id in [name for name in self._unclaimed if name in mine]:
+                    for request_id in self._unclaimed.keys() & mine:
                         finished[request_id] = self._unclaimed.pop(request_id)
                         bar.finished(finished[request_id])
-                    if interrupted():
-                        raise KeyboardInterrupt
         finally:
             self._frontend.abort([request_id for request_id in ids if request_id not in finished])
+            for request_id in ids:
+                self._unclaimed.pop(request_id, None)
         return [finished[request_id] for request_id in ids]
 
-    def _submit(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[str]:
-        """Check all prompts, then queue them all; on the first fault nothing stays queued."""
+    def _check(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[tuple[Request, str | None]]:
+        """The requests of all prompts and their texts. Nothing is queued."""
         checked = []
         for index, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
-            try:
+            with _naming_prompt(index, len(prompts)):
                 checked.append(self._frontend.check(self._next_id(), prompt, one))
-            except RequestError as error:
-                error.add_note(f"in prompt {index} of {len(prompts)}")
-                raise
-        submitted: list[str] = []
-        try:
-            for request, text in checked:
+        return checked
+
+    def _submit(self, checked: Sequence[tuple[Request, str | None]]) -> None:
+        for index, (request, text) in enumerate(checked):
+            with _naming_prompt(index, len(checked)):
                 self._frontend.submit(request, text)
-                submitted.append(request.request_id)
-        except RequestError as error:
-            self._frontend.abort(submitted)
-            error.add_note(f"in prompt {len(submitted)} of {len(prompts)}")
-            raise
-        return submitted
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
@@ -250,23 +249,36 @@ def _fit_to_pool(setup: EngineSetup, num_blocks: int) -> EngineConfig:
 
 
 @contextmanager
-def _deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C into a flag, so that a step is never cut in half; a second one acts at once.
+def _naming_prompt(index: int, total: int) -> Iterator[None]:
+    """Tell which prompt a RequestError is about."""
+    try:
+        yield
+    except RequestError as error:
+        error.add_note(f"in prompt {index} of {total}")
+        raise
 
-    Only the main thread receives signals; elsewhere the flag never rises.
+
+@contextmanager
+def _deferred_interrupt() -> Iterator[None]:
+    """Hold back the first Ctrl-C until the end of the block; a second one acts at once.
+
+    Only the main thread receives signals; elsewhere there is nothing to hold back.
     """
-    pressed = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield pressed.is_set
+        yield
         return
+    pressed = False
 
     def note(signum: int, frame: Any) -> None:
-        if pressed.is_set():
+        nonlocal pressed
+        if pressed:
             raise KeyboardInterrupt
-        pressed.set()
+        pressed = True
 
     previous = signal.signal(signal.SIGINT, note)
     try:
-        yield pressed.is_set
+        yield
     finally:
         signal.signal(signal.SIGINT, previous)
+    if pressed:
+        raise KeyboardInterrupt

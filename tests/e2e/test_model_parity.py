@@ -63,6 +63,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-tied-window": ("qwen2", {"tie_word_embeddings": True, **SLIDING_TOP}),
     "qwen3-bias-window": ("qwen3", {"attention_bias": True, **SLIDING_TOP}),
     "gemma3-tied": ("gemma3", {"tie_word_embeddings": True, "query_pre_attn_scalar": 48}),
+    # The root of 96, the factor on the embedding, is not exact in bfloat16.
+    "gemma3-odd-scale": ("gemma3", {"hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 1}),
     "gemma3-deep": ("gemma3", {"num_hidden_layers": 7, "layer_types": None}),
 }
 
@@ -217,7 +219,7 @@ def test_greedy_tokens(family: str, tmp_path: Path) -> None:
         assert produced[prompt] == expected
 
 
-@pytest.mark.parametrize("case", [*FAMILIES, "llama-biases", "llama-rope-yarn", "gemma3-tied"])
+@pytest.mark.parametrize("case", [*FAMILIES, "llama-biases", "llama-rope-yarn", "gemma3-tied", "gemma3-odd-scale"])
 def test_bfloat16_rounds_as_transformers(case: str, checkpoint: Any) -> None:
     """Both round at the same places, so they agree far better with each other than with float32."""
     tokens = random_tokens(60, seed=3)
@@ -226,7 +228,7 @@ def test_bfloat16_rounds_as_transformers(case: str, checkpoint: Any) -> None:
     theirs = hf_logits(path, tokens, dtype=torch.bfloat16)[0]
     exact = hf_logits(path, tokens)[0]
     rounding = (theirs - exact).abs().mean()
-    assert (ours - theirs).abs().mean() <= 0.5 * rounding
+    assert (ours - theirs).abs().mean() <= 0.2 * rounding
 
 
 @pytest.mark.parametrize("saved_as", ["model.language_model.", "language_model.model."])

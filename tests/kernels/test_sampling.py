@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.ops.registry import BoundOps, KernelRegistry
-from isthmus.ops.sampling import GAMMA, SAMPLE, mix64, sample
+from isthmus.ops.sampling import GAMMA, SAMPLE, _num_kept, mix64, sample
 from isthmus.sampling_params import SamplingParams
 from isthmus.worker.sampler import Sampler, SamplerOutput
 
@@ -104,12 +104,42 @@ def test_support_and_frequencies_match_the_definition(
 
 @pytest.mark.parametrize("vocab_size", [2, 255, 256, 257, 2000])
 @pytest.mark.parametrize("scale", [0.01, 1.0, 8.0])
-def test_nucleus_is_the_same_whether_the_front_or_the_whole_row_is_sorted(vocab_size: int, scale: float) -> None:
+@pytest.mark.parametrize("top_k", [0, 1, 200, 300, 1500])
+def test_nucleus_is_exact_whether_the_front_or_the_whole_row_is_sorted(
+    vocab_size: int, scale: float, top_k: int
+) -> None:
     logits = _logits(vocab_size, seed=vocab_size, scale=scale)
-    kept = _kept_by_definition(logits, 1.0, 0, 0.8, 0.0)
-    tokens = set(_draw(logits, 3000, top_p=0.8))
-    assert tokens <= kept
-    assert len(tokens) >= min(len(kept), 300) * 0.6
+    expected = [len(_kept_by_definition(logits, 1.0, top_k, p, 0.0)) for p in (0.8, 0.1, 0.999)]
+    scaled = (logits - logits.max()).expand(3, -1)
+    assert _num_kept(scaled, torch.full((3,), top_k), torch.tensor([0.8, 0.1, 0.999])).tolist() == expected
+
+
+def _unmix64(value: int) -> int:
+    """The seed of `sample` whose uniform number has the bits of `value`."""
+    for shift, factor in ((31, 0x94D049BB133111EB), (27, 0xBF58476D1CE4E5B9), (30, 1)):
+        undone = value
+        for _ in range(3):
+            undone = value ^ (undone >> shift)
+        value = undone * pow(factor, -1, 2**64) % 2**64
+    return (value - GAMMA + 2**63) % 2**64 - 2**63
+
+
+@pytest.mark.parametrize(("bits", "expected"), [(0, 2), (2**64 - 1, VOCAB - 3)])
+def test_the_ends_of_the_unit_interval_never_draw_a_masked_token(bits: int, expected: int) -> None:
+    logits = _logits(1, VOCAB)
+    logits[0, [0, 1, -2, -1]] = -torch.inf
+    assert sample(logits, torch.ones(1), None, None, None, torch.tensor([_unmix64(bits)])).tolist() == [expected]
+
+
+def test_a_row_of_nan_harms_no_neighbour() -> None:
+    logits = _logits(3, VOCAB)
+    logits[1] = torch.nan
+    columns = (torch.ones(3), torch.full((3,), 5), torch.full((3,), 0.9), torch.full((3,), 0.01), torch.arange(3))
+    expected = sample(logits[::2], *(column[::2] for column in columns))
+    assert torch.equal(sample(logits, *columns)[::2], expected)
+    assert torch.equal(
+        sample(logits, columns[0], None, columns[2], None, columns[4])[1:2] < VOCAB, torch.tensor([True])
+    )
 
 
 def test_equal_logits_keep_the_lower_ids() -> None:
@@ -223,7 +253,12 @@ class _Bench:
         self.num_tokens = np.zeros(max_num_rows, dtype=np.int32)
 
     def add(
-        self, row: int, params: SamplingParams, prompt: list[int] | None = None, output: list[int] | None = None, **kw: Any
+        self,
+        row: int,
+        params: SamplingParams,
+        prompt: list[int] | None = None,
+        output: list[int] | None = None,
+        **kw: Any,
     ) -> None:
         prompt = [1] if prompt is None else prompt
         tokens = prompt + (output or [])
@@ -329,7 +364,6 @@ def test_masks_and_bias_reach_only_their_row() -> None:
     bench.add(2, SamplingParams(bad_words=["x"]), bad_words_ids=[(6,), (7, 8)])
     bench.add(3, SamplingParams())
     logits = _logits(4, VOCAB)
-    before = logits.clone()
     expected = logits.clone()
     expected[0] = -torch.inf
     expected[0, [3, 9]] = logits[0, [3, 9]]
@@ -337,8 +371,9 @@ def test_masks_and_bias_reach_only_their_row() -> None:
     expected[1, 5] += 7.5
     expected[2, 6] = -torch.inf
     order = [2, 3, 0, 1]
-    assert torch.equal(bench.adjusted(logits[order], order), expected[order])
-    assert torch.equal(logits, before)
+    given = logits[order]
+    assert torch.equal(bench.adjusted(given, order), expected[order])
+    assert torch.equal(given, logits[order])
 
 
 def test_bias_cannot_lift_a_mask() -> None:
@@ -357,6 +392,8 @@ def test_bias_cannot_lift_a_mask() -> None:
         ([7, 2], {4}),
         ([2], {4}),
         ([7, 7, 7, 5], set()),
+        ([1, 1], set()),
+        ([1, 1, 1, 1], {8}),
     ],
 )
 def test_bad_words_of_several_tokens_ban_what_would_complete_them(history: list[int], banned: set[int]) -> None:
@@ -390,9 +427,7 @@ def test_penalties_match_a_naive_loop(rows: list[tuple[list[int], list[int], flo
     logits = _logits(len(rows), 10, seed=len(rows))
     expected = logits.to(torch.float64)
     for row, (prompt, output, presence, frequency, repetition) in enumerate(rows):
-        params = SamplingParams(
-            presence_penalty=presence, frequency_penalty=frequency, repetition_penalty=repetition
-        )
+        params = SamplingParams(presence_penalty=presence, frequency_penalty=frequency, repetition_penalty=repetition)
         bench.add(row, params, prompt, output)
         for token in set(prompt + output):
             value = expected[row, token]
@@ -479,7 +514,7 @@ def test_logprobs_are_those_of_the_raw_logits(dtype: torch.dtype) -> None:
         values = [logprob for logprob, _ in list(entries.values())[:5]]
         assert values == sorted(values, reverse=True)
     assert list(third) == [int(output.token_ids[2])]
-    assert list(fourth)[0] == int(output.token_ids[3])
+    assert next(iter(fourth)) == int(output.token_ids[3])
     assert len(fourth) == VOCAB
 
 

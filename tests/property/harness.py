@@ -13,7 +13,7 @@ from isthmus.scheduler.output import RequestDelta, SchedulerOutput
 from isthmus.scheduler.policy import FcfsPolicy
 from isthmus.scheduler.request import Request
 from isthmus.scheduler.scheduler import Scheduler
-from isthmus.testing.fake_device import FakeDevice, FakeModel
+from isthmus.testing.fake_device import FakeDevice, FakeModel, Slot
 from isthmus.testing.reference_scheduler import (
     Abort,
     Answer,
@@ -104,7 +104,7 @@ class Run:
         self.reference = None if caching else ReferenceScheduler(limits, scenario.model, choose_victim)
         self.stories: list[Story] = []
         self.live: dict[str, Story] = {}
-        self.prefixes: dict[bytes, tuple[str | None, tuple[int, ...]]] = {}
+        self.indexed: dict[bytes, tuple[tuple[str | int | None, ...], list[Slot]]] = {}
         self.seen: Counter[str] = Counter()
 
     def to_the_end(self) -> Counter[str]:
@@ -250,20 +250,27 @@ class Run:
         held = {block_id for request in self.scheduler.running for block_id in request.block_ids}
         assert pool.num_free + len(held) == self.limits.num_blocks
         for request in self.scheduler.running:
-            self._check_published(request)
+            self._note_hashes(request)
+        for block_hash, (prefix, slots) in self.indexed.items():
+            block_id = pool.find(block_hash)
+            if block_id is not None:
+                content = self.device.block_content(block_id)
+                assert content == slots, f"block {block_id} is indexed as the end of {prefix}, and holds {content}"
 
-    def _check_published(self, request: Request) -> None:
+    def _note_hashes(self, request: Request) -> None:
+        """What the hashes of the request's full blocks stand for; each for one prefix only."""
         size = self.limits.block_size
         full = request.num_computed_tokens // size
         assert request.num_published_blocks == (full if self.caching else 0), f"{request} has {full} full blocks"
-        slots = self.device.expected_slots(request.token_ids, request.cache_salt)
+        slots: list[Slot] | None = None
         for index in range(request.num_published_blocks):
-            block_hash = request.block_hashes[index]
-            prefix = (request.cache_salt, tuple(request.token_ids[: (index + 1) * size]))
-            assert self.prefixes.setdefault(block_hash, prefix) == prefix, f"{request}: one hash for two prefixes"
-            block_id = self.scheduler.kv.pool.find(block_hash)
-            assert block_id is not None, f"{request}: block {index} is full and not to be found"
-            assert self.device.block_content(block_id) == slots[index * size : (index + 1) * size]
+            prefix = (request.cache_salt, *request.token_ids[: (index + 1) * size])
+            known = self.indexed.get(request.block_hashes[index])
+            if known is None:
+                slots = slots or self.device.expected_slots(request.token_ids, request.cache_salt)
+                self.indexed[request.block_hashes[index]] = (prefix, slots[index * size : (index + 1) * size])
+            else:
+                assert known[0] == prefix, f"{request}: one hash for {known[0]} and {prefix}"
 
     def _check_nothing_is_left(self) -> None:
         scheduler = self.scheduler

@@ -13,37 +13,39 @@ from isthmus.testing.reference_scheduler import Abort, Arrival, Limits, max_tota
 
 from property.harness import Scenario
 
-SEARCH_VARIABLE = "ISTHMUS_PROPERTY_SEARCH"
-"""Set to anything, the examples are new ones each time (pytest's --hypothesis-seed picks them); unset, always the same."""
+NUM_NEW_CASES_VARIABLE = "ISTHMUS_PROPERTY_CASES"
+"""Set to a number, that many new cases are tried (pytest's --hypothesis-seed repeats them); unset, always the same."""
 
 BLOCK_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 16)
 MAX_MODEL_LEN = 96
-VOCAB_SIZE = 3
+VOCAB_SIZE = 8
 
 
 def profile(max_examples: int) -> settings:
     """Without a deadline: the machine's load is nobody's bug."""
-    fixed = SEARCH_VARIABLE not in os.environ
-    return settings(max_examples=max_examples, deadline=None, derandomize=fixed, database=None)
+    new_cases = int(os.environ.get(NUM_NEW_CASES_VARIABLE, 0))
+    return settings(max_examples=new_cases or max_examples, deadline=None, derandomize=not new_cases, database=None)
 
 
 @st.composite
 def scenarios(draw: st.DrawFn) -> Scenario:
-    """Up to seven requests of a few blocks each, and a few aborts, some of ids that do not exist."""
+    """Up to eight requests of a few blocks each, and a few aborts, some of ids that do not exist."""
     block_size = draw(st.sampled_from(BLOCK_SIZES))
     stems = [_tokens(draw(st.integers(0, 2**48 - 1)), 3 * block_size) for _ in range(2)]
     max_model_len = draw(st.sampled_from((MAX_MODEL_LEN, MAX_MODEL_LEN, 2 * block_size + 3)))
-    names = st.sampled_from([f"r{index}" for index in range(9)])
-    arrivals = draw(st.lists(_arrivals(names, stems, block_size), min_size=1, max_size=7))
+    names = [f"r{index}" for index in range(draw(st.integers(1, 8)))]
+    arrivals = [draw(_arrivals(name, names, stems, block_size)) for name in names]
+    aborted = st.sampled_from([*names, "unknown"])
     aborts = draw(
-        st.lists(st.builds(Abort, step=st.integers(0, 24), request_id=names, during=st.booleans()), max_size=3)
+        st.lists(st.builds(Abort, step=st.integers(0, 12), request_id=aborted, during=st.booleans()), max_size=3)
     )
     limits = _limits(draw, arrivals, block_size, max_model_len)
     if draw(st.integers(0, 4)) == 0:
         arrivals.append(_oversize(arrivals[0], limits))
+    events = [*draw(st.permutations([*arrivals, *aborts])), *draw(_resubmission(arrivals[0]))]
     return Scenario(
         limits,
-        tuple(sorted([*arrivals, *aborts], key=lambda event: event.step)),
+        tuple(sorted(events, key=lambda event: event.step)),
         fcfs=draw(st.booleans()),
         model=FakeModel(VOCAB_SIZE),
     )
@@ -56,13 +58,15 @@ def _tokens(bits: int, count: int) -> tuple[int, ...]:
 
 @st.composite
 def _arrivals(
-    draw: st.DrawFn, names: st.SearchStrategy[str], stems: list[tuple[int, ...]], block_size: int
+    draw: st.DrawFn, name: str, names: list[str], stems: list[tuple[int, ...]], block_size: int
 ) -> Arrival:
-    """A beginning of a shared stem, often an exact multiple of the block size, and a short tail of its own."""
+    """A beginning of a shared stem, often an exact multiple of the block size, and a short tail of its own. Now and then
+    under an id that others use, too.
+    """
     stem = draw(st.sampled_from(stems))
     shared = draw(st.one_of(st.sampled_from([block_size, 2 * block_size, 3 * block_size]), st.integers(0, len(stem))))
     tail = draw(st.sampled_from((0, 0, 1, 2, block_size))) if shared else 1
-    max_tokens = draw(st.one_of(st.integers(1, 12), st.just(2 * block_size), st.none()))
+    max_tokens = draw(st.one_of(st.integers(1, 2 * block_size + 2), st.sampled_from((2 * block_size, 12, None))))
     params = SamplingParams(
         max_tokens=max_tokens,
         min_tokens=draw(st.integers(0, min(4, max_tokens or 4))),
@@ -71,8 +75,8 @@ def _arrivals(
         cache_salt=draw(st.sampled_from((None, None, None, "a", "b"))),
     )
     return Arrival(
-        step=draw(st.integers(0, 10)),
-        request_id=draw(names),
+        step=draw(st.integers(0, 6)),
+        request_id=draw(st.sampled_from(names)) if draw(st.integers(0, 4)) == 0 else name,
         prompt_token_ids=stem[:shared] + _tokens(draw(st.integers(0, 3)), tail),
         params=params,
         eos_token_ids=(0,),
@@ -94,6 +98,18 @@ def _limits(draw: st.DrawFn, arrivals: list[Arrival], block_size: int, max_model
     # The last token is never stored. An endless request asks for the whole pool, whatever its size.
     largest = max(limits.blocks_for(max_total_tokens(arrival, limits) - 1) for arrival in arrivals)
     return replace(limits, num_blocks=largest + draw(st.integers(0, 3)))
+
+
+def _resubmission(arrival: Arrival) -> st.SearchStrategy[list[Abort | Arrival]]:
+    """Nothing, or: give up on a request and send another under its id, both while the step with the first one runs."""
+    pairs = [
+        [
+            Abort(step=step, request_id=arrival.request_id, during=True),
+            replace(arrival, step=step, during=True, seed=arrival.seed + 1),
+        ]
+        for step in range(arrival.step, arrival.step + 4)
+    ]
+    return st.sampled_from([[], [], *pairs])
 
 
 def _oversize(like: Arrival, limits: Limits) -> Arrival:

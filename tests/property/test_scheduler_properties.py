@@ -10,7 +10,7 @@ from property.scenarios import profile, scenarios
 
 NUM_CASES = 500
 MUST_HAPPEN = {
-    "preemptions": 500,
+    "preemptions": 300,
     "prefix hits": 500,
     "full prefix hits": 50,
     "aborts": 200,

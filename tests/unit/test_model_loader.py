@@ -165,10 +165,11 @@ def test_fused_parameters_hold_their_parts_in_order() -> None:
         assert torch.equal(getattr(layer.mlp.down_proj, kind), tensors[f"{prefix}mlp.down_proj.{kind}"])
 
 
-def test_nothing_is_left_on_the_meta_device() -> None:
+def test_the_whole_model_is_on_the_device_asked_for() -> None:
     model = load(checkpoint_tensors())
-    held = [*model.parameters(), *model.buffers()]
-    assert {tensor.device for tensor in held} == {CPU}
+    assert {tensor.device for tensor in (*model.parameters(), *model.buffers())} == {CPU}
+    meta = build_model(ModelSpec.from_hf(CONFIG), make_env(), torch.device("meta"))
+    assert {tensor.device.type for tensor in (*meta.parameters(), *meta.buffers())} == {"meta"}
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 

@@ -50,7 +50,7 @@ def test_facts_of_a_llama() -> None:
     assert (spec.tie_word_embeddings, spec.qkv_bias, spec.qk_norm) == (True, False, False)
     assert spec.sliding_windows == frozenset()
     assert spec == ModelSpec.from_hf({**LLAMA, "dtype": "bfloat16", "torch_dtype": None})
-    assert ModelSpec.from_hf({**LLAMA, "torch_dtype": None}).dtype == "float32"
+    assert ModelSpec.from_hf({**LLAMA, "torch_dtype": None}).dtype is None
 
 
 def test_max_model_len_is_what_it_runs_at() -> None:

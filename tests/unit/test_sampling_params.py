@@ -53,7 +53,10 @@ def _refusal(**fields: Any) -> str:
             {"repetition_penalty": 0},
             "SamplingParams.repetition_penalty=0: must be a finite number > 0; use 1.0 to turn it off",
         ),
-        ({"logprobs": -1}, "SamplingParams.logprobs=-1: must be >= 0 (0 = the sampled token only); use None to turn it off"),
+        (
+            {"logprobs": -1},
+            "SamplingParams.logprobs=-1: must be >= 0 (0 = the sampled token only); use None to turn it off",
+        ),
         ({"stop": ""}, "SamplingParams.stop='': a stop string must not be empty"),
         ({"stop": ["a", ""]}, "SamplingParams.stop=['a', '']: a stop string must not be empty"),
         ({"stop": 7}, "SamplingParams.stop=7: must be a list or tuple of strings, not int"),
@@ -117,10 +120,13 @@ _JSON = st.recursive(
 
 @given(st.dictionaries(st.sampled_from(_NAMES), _JSON, max_size=4))
 def test_any_json_gives_params_or_the_one_error(fields: dict[str, Any]) -> None:
+    refusal = None
     try:
         params = SamplingParams(**fields)
     except InvalidParamsError as error:
-        assert any(f"SamplingParams.{name}=" in str(error) for name in [*fields, "min_tokens", "stop"])
+        refusal = str(error)
+    if refusal is not None:
+        assert any(refusal.startswith(f"SamplingParams.{name}=") for name in fields)
     else:
         assert isinstance(params.stop_strings, tuple)
         assert all(-100 <= bias <= 100 for bias in params.logit_bias_by_id.values())

@@ -25,9 +25,7 @@ def add_parser(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
     work.add_argument("--num-requests", type=_count, default=64, metavar="INT", help="random requests (default: 64)")
     length = "{} tokens of a random request, N or LOW:HIGH (default: 128)"
     for name in ("input", "output"):
-        work.add_argument(
-            f"--{name}-len", type=Span.parse, default=Span(128, 128), metavar="N", help=length.format(name)
-        )
+        work.add_argument(f"--{name}-len", type=_span, default=Span(128, 128), metavar="N", help=length.format(name))
     work.add_argument(
         "--workload-seed", type=int, default=0, metavar="INT", help="seed of ids and lengths (default: 0)"
     )
@@ -64,11 +62,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _count(text: str) -> int:
-    """A number of requests. Raises ValueError, which argparse words."""
-    count = int(text)
-    if count < 1:
-        raise ValueError(f"{count} is below 1")
-    return count
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer >= 1")
+    return int(text)
 
 
-_count.__name__ = "count"
+def _span(text: str) -> Span:
+    try:
+        return Span.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

@@ -9,6 +9,7 @@ import sys
 from isthmus.cli.console import note, print_error
 from isthmus.cli.conversation import ChatModel, Conversation, Quit
 from isthmus.cli.engine_args import add_engine_arguments, open_llm
+from isthmus.cli.parser import unicode_text
 from isthmus.cli.sampling_args import add_sampling_arguments, sampling_params
 from isthmus.cli.stream import Answer, stream_answer, summary
 from isthmus.errors import RequestError
@@ -25,8 +26,8 @@ def add_parser(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
         description="Talk to a model through its chat template. /help lists what can be typed beside messages. "
         "If stdin is not a terminal, each of its lines is a message.",
     )
-    parser.add_argument("--message", metavar="TEXT", help="answer this one message and exit")
-    parser.add_argument("--system", metavar="TEXT", help="the system message")
+    parser.add_argument("--message", type=unicode_text, metavar="TEXT", help="answer this one message and exit")
+    parser.add_argument("--system", type=unicode_text, metavar="TEXT", help="the system message")
     add_engine_arguments(parser)
     add_sampling_arguments(parser)
     parser.set_defaults(run=run, parser=parser)

@@ -18,6 +18,7 @@ _MODEL = "model.model"
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """Add MODEL and one flag per setting."""
+    parser.usage = "%(prog)s MODEL [flags]"
     help_text = "a Hugging Face directory, a .gguf file, a named model (isthmus pull --list), or a hub id"
     parser.add_argument(_MODEL, metavar="MODEL", help=help_text)
     add_config_arguments(parser, exclude={_MODEL})

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from isthmus.cli.console import note
 from isthmus.cli.engine_args import add_engine_arguments, open_llm
+from isthmus.cli.parser import unicode_text
 from isthmus.cli.sampling_args import add_sampling_arguments, sampling_params
 from isthmus.cli.stream import plural, stream_answer, summary, timing_of, where
 from isthmus.cli.text_files import STDIN, read_text
@@ -43,7 +44,13 @@ def add_parser(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
         description="Complete prompts as they are, without a chat template. One prompt is shown as it is written.",
     )
     parser.add_argument(
-        "--prompt", dest="prompts", action="append", default=[], metavar="TEXT", help="a prompt (repeatable)"
+        "--prompt",
+        dest="prompts",
+        type=unicode_text,
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="a prompt (repeatable)",
     )
     parser.add_argument(
         "--prompt-file",
@@ -113,7 +120,7 @@ def print_json(llm: TextModel, prompts: list[str], params: SamplingParams) -> in
 def as_json(output: RequestOutput) -> dict[str, Any]:
     """A finished output as plain data; times in seconds."""
     completion, timing = output.outputs[0], timing_of(output)
-    data = {
+    data: dict[str, Any] = {
         "prompt": output.prompt,
         "text": completion.text,
         "token_ids": completion.token_ids,

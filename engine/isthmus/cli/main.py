@@ -5,18 +5,20 @@ Exit status: 0 done, 1 the engine failed, 2 what was asked for is wrong or missi
 
 from __future__ import annotations
 
+import argparse
 import io
 import logging
 import os
 import sys
 from collections.abc import Sequence
+from typing import cast
 
 from isthmus import __version__
 from isthmus.cli import bench, chat, config, generate, platforms, pull
 from isthmus.cli.console import PROGRAM, log_to_stderr, print_error, quiet_libraries
 from isthmus.cli.parser import CommandParser
 from isthmus.errors import EngineDeadError, IsthmusError, PluginError
-from isthmus.plugins.commands import AddCommand, CommandRegistry
+from isthmus.plugins.commands import AddCommand, CommandRegistry, Subparsers
 from isthmus.plugins.manager import PluginManager
 
 TRACEBACK_ENV = "ISTHMUS_TRACEBACK"
@@ -68,7 +70,8 @@ def make_parser(plugins: PluginManager) -> CommandParser:
         plugins.register_commands(registry)
     except PluginError as error:
         logger.warning("%s", error)
-    registry.add_parsers(parser.add_subparsers(title="commands", metavar="COMMAND", required=True))
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    registry.add_parsers(cast("Subparsers[argparse.ArgumentParser]", subparsers))
     return parser
 
 

@@ -23,3 +23,12 @@ class CommandParser(argparse.ArgumentParser):
         near = difflib.get_close_matches(flag, self._option_string_actions, n=1) if flag.startswith("-") else []
         hint = f"; did you mean {near[0]}?" if near else ""
         self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+
+
+def unicode_text(value: str) -> str:
+    """The argparse type of text for a model: bytes that are no text in the terminal's encoding are an error."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise argparse.ArgumentTypeError(f"{value!r} is not text in the terminal's encoding") from error
+    return value

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from isthmus.cli.parser import unicode_text
 from isthmus.errors import InvalidParamsError
 from isthmus.sampling_params import SamplingParams
 
@@ -87,7 +88,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         group.add_argument(
             flag.option,
             dest=dest,
-            type=flag.kind,
+            type=unicode_text if flag.kind is str else flag.kind,
             action="append" if flag.repeatable else "store",
             default=argparse.SUPPRESS,
             metavar={int: "INT", float: "NUMBER", str: "TEXT"}[flag.kind],

@@ -28,12 +28,11 @@ class Span:
 
     @classmethod
     def parse(cls, text: str) -> Span:
-        """`128` or `32:256`. Raises ValueError, which argparse words."""
-        low, _, high = text.partition(":")
-        span = cls(int(low), int(high or low))
-        if not 1 <= span.low <= span.high:
-            raise ValueError(f"{text!r} is not a length >= 1 or a range LOW:HIGH of such")
-        return span
+        """`128` or `32:256`. Raises ValueError for anything else."""
+        ends = text.split(":")
+        if len(ends) > 2 or not all(end.isdecimal() for end in ends) or not 1 <= int(ends[0]) <= int(ends[-1]):
+            raise ValueError(f"{text!r} is neither a length >= 1 nor a range LOW:HIGH of such")
+        return cls(int(ends[0]), int(ends[-1]))
 
     def draw(self, rng: random.Random) -> int:
         return rng.randint(self.low, self.high)

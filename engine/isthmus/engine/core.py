@@ -46,15 +46,17 @@ class EngineCore:
         """One step, or nothing if there is nothing to do.
 
         If the step fails, every live request is dropped, the prefix cache is forgotten (blocks may have been promised
-        that were never filled), and EngineDeadError is raised from the cause.
+        that were never filled), and EngineDeadError is raised from the cause. An interrupt does the same, as itself.
         """
         output = self.scheduler.schedule()
         try:
             if self.scheduler.has_unfinished and not output.total_num_scheduled_tokens:
                 raise RuntimeError(f"nothing could be scheduled, yet {len(self.scheduler.requests)} requests wait")
             result = self._executor.execute_model(output).result()
-        except Exception as error:
-            lost = self.scheduler.abort_all()
+        except BaseException as error:
+            lost = self.scheduler.abort_all(output)
+            if not isinstance(error, Exception):
+                raise
             raise EngineDeadError(
                 f"a step failed and took {len(lost)} requests with it: {type(error).__name__}: {error}"
             ) from error

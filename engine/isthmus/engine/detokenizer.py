@@ -239,7 +239,10 @@ class IncrementalDetokenizer:
         return self._emit("".join(pieces))
 
     def finish(self) -> str:
-        """The rest of the text, as no more tokens come: what was held for a stop string and a cut-off character."""
+        """The rest of the text, as no more tokens come: what was held for a stop string and a cut-off character.
+
+        A stop string of U+FFFD may still match here, so read `stopped_by` afterwards.
+        """
         if self._stream is None or self.stopped_by is not None:
             return ""
         tail = self._release(self._stream.pending())

@@ -39,11 +39,22 @@ class Frontend:
         self.submit(*self.check(request_id, prompt, params), stream=stream)
 
     def step(self) -> list[RequestOutput]:
-        """One engine step; what it gave to those who stream or have finished."""
-        done = self.outputs.process(self.client.get_output())
+        """One engine step; what it gave to those who stream or have finished.
+
+        If it fails, no request lives on, on either side; the error goes to the caller.
+        """
+        try:
+            done = self.outputs.process(self.client.get_output())
+        except BaseException:
+            self.client.abort_requests(self.outputs.abort_all())
+            raise
         if done.to_abort:
             self.client.abort_requests(done.to_abort)
         return done.outputs
+
+    def is_live(self, request_id: str) -> bool:
+        """Whether the request's last output is still to come."""
+        return request_id in self.outputs
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestOutput]:
         """End requests now; their last outputs, with finish reason "abort"."""

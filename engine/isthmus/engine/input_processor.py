@@ -116,7 +116,8 @@ class InputProcessor:
         if len(token_ids) >= self.limits.max_model_len:
             raise InvalidPromptError(
                 f"the prompt has {len(token_ids)} tokens, the model takes "
-                f"{self.limits.max_model_len} with at least one for the output; shorten the prompt or raise model.max_model_len"
+                f"{self.limits.max_model_len} with at least one for the output; shorten the prompt or raise "
+                "model.max_model_len"
             )
 
     def _check_params(self, params: SamplingParams) -> None:

@@ -71,6 +71,9 @@ class OutputProcessor:
     def __len__(self) -> int:
         return len(self._live)
 
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._live
+
     def add(self, request: Request, prompt: str | None, *, stream: bool) -> None:
         """A request begins. With `stream`, each delta gives an output, otherwise only the last one does."""
         detokenizer = IncrementalDetokenizer(self._decoder, request.params)
@@ -94,8 +97,14 @@ class OutputProcessor:
     def abort(self, request_ids: Iterable[str]) -> list[RequestOutput]:
         """The last outputs of requests that the caller ends; unknown ids are ignored."""
         now = time.monotonic()
-        lives = [self._live[request_id] for request_id in request_ids if request_id in self._live]
+        lives = [self._live[request_id] for request_id in dict.fromkeys(request_ids) if request_id in self._live]
         return [self._output(live, FinishReason.ABORT, None, now) for live in lives]
+
+    def abort_all(self) -> list[str]:
+        """Forget every live request, without outputs; returns their ids."""
+        request_ids = list(self._live)
+        self._live.clear()
+        return request_ids
 
     def _take(self, live: _Live, delta: RequestDelta, now: float) -> tuple[FinishReason | None, int | str | None]:
         """Add a delta; how the request ends, if it does."""

@@ -50,8 +50,8 @@ class ModelEnv:
     dtype: torch.dtype
     kv_cache_dtype: torch.dtype
     block_size: int
-    device: torch.device = torch.device("meta")
-    tp: ParallelGroup = ParallelGroup()
+    device: torch.device = field(default_factory=lambda: torch.device("meta"))
+    tp: ParallelGroup = field(default_factory=ParallelGroup)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,14 +46,14 @@ class LayerSpec:
 class ModelSpec:
     """A decoder-only language model. Numbers of heads are before sharding.
 
-    architecture: a name of the ModelRegistry.  dtype: name of the dtype the checkpoint declares, e.g. "bfloat16".
+    architecture: a name of the ModelRegistry.  dtype: name of the dtype the checkpoint declares, e.g. "bfloat16", None if none.
     max_position_embeddings: what the model was made for.  max_model_len: what it will be run at; sizes the rope
     tables.  activation: name of the op.  scale: factor on q·k.  embed_scale: factor on the token embedding.
     norm_unit_offset: norm weights are stored less one and applied in float32.
     """
 
     architecture: str
-    dtype: str
+    dtype: str | None
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -103,7 +103,7 @@ class ModelSpec:
         dtype = text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype")
         return cls(
             architecture=architectures[0],
-            dtype=str(dtype or "float32").removeprefix("torch."),
+            dtype=None if dtype is None else str(dtype).removeprefix("torch."),
             max_model_len=max_model_len or full["max_position_embeddings"],
             **{**_common(full), **FAMILIES[model_type](full)},
         )

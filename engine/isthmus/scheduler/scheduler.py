@@ -119,8 +119,12 @@ class Scheduler:
         self._finish(request)
         return True
 
-    def abort_all(self) -> list[str]:
-        """End every request and forget the prefix cache: for a step that failed half-way."""
+    def abort_all(self, failed: SchedulerOutput) -> list[str]:
+        """End every request and forget the prefix cache: for a step that failed at an unknown point.
+
+        What the step was to tell the worker of finished requests is told again, as it may not have been heard.
+        """
+        self._finished_req_ids += failed.finished_req_ids
         request_ids = list(self.requests)
         for request_id in request_ids:
             self.abort_request(request_id)
@@ -174,7 +178,7 @@ class Scheduler:
                     break
                 blocks = kv.allocate(request, num_new)
             if blocks is None:
-                break
+                continue
             chosen.append((request, num_new, blocks))
             step.budget -= num_new
             index += 1
@@ -256,15 +260,18 @@ class Scheduler:
             )
 
     def update_from_output(self, output: SchedulerOutput, result: ModelRunnerOutput) -> list[RequestDelta]:
-        """Append the sampled tokens, end what is done. A request that was aborted meanwhile is ignored."""
+        """Append the sampled tokens, end what is done.
+
+        Ignored are a request that was aborted meanwhile, and one that waits: it came under such a request's id.
+        """
         deltas: list[RequestDelta] = []
         requests, logprobs, prompt_logprobs = self.requests, result.logprobs, result.prompt_logprobs
         ended = False
         for request_id, sampled in zip(output.num_scheduled_tokens, result.sampled_token_ids, strict=True):
             request = requests.get(request_id)
-            if request is None or not (
-                sampled or request_id in prompt_logprobs or request_id in result.invalid_req_ids
-            ):
+            if request is None or request.status is not RequestStatus.RUNNING:
+                continue
+            if not (sampled or request_id in prompt_logprobs or request_id in result.invalid_req_ids):
                 continue
             delta = RequestDelta(request_id, sampled, num_cached_tokens=request.num_cached_tokens)
             for count, token in enumerate(sampled, 1):

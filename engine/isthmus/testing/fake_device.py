@@ -33,7 +33,7 @@ def _mix(state: int, value: int) -> int:
 class FakeModel:
     """A causal model: the next token depends on the salt, the seed and every token before it, and on nothing else."""
 
-    vocab_size: int = 3
+    vocab_size: int = 8
 
     def begin(self, cache_salt: str | None) -> int:
         """The state before the first token. The salt is in it, so that a hit across salts cannot go unseen."""
@@ -76,7 +76,7 @@ class FakeDevice:
         self._memory: dict[int, list[Slot | None]] = {}
 
     def execute_model(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        """One step: drop, grow and add rows, write every scheduled token, then sample where a sequence has come to its end.
+        """One step: drop, grow and add rows, write every scheduled token, then sample where a sequence ends.
 
         Raises DeviceFault.
         """

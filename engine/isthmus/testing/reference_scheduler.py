@@ -193,7 +193,7 @@ class ReferenceScheduler:
         return sum(self._limits.blocks_for(live.num_stored + self._batch.get(live, 0)) for live in self._running)
 
     def _continue_running(self) -> list[_Live]:
-        """Each running request in turn takes what it can; for blocks it drives others out. Returns those, in order."""
+        """Each running request in turn takes what it can; for blocks it drives others, or itself, out. Returns those."""
         victims: list[_Live] = []
         for live in tuple(self._running):
             if live in victims:
@@ -202,12 +202,10 @@ class ReferenceScheduler:
             if count == 0:
                 break
             self._batch[live] = count
-            while self._num_blocks_used() > self._limits.num_blocks:
+            while self._num_blocks_used() > self._limits.num_blocks and live not in victims:
                 victim = self._running[self._choose_victim([other.arrival for other in self._running])]
                 self._preempt(victim)
                 victims.append(victim)
-            if live in victims:
-                break
         return victims
 
     def _preempt(self, victim: _Live) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 PROMPTS = (
@@ -119,15 +119,15 @@ def tiny_model(
         **overrides,
     }
     model = _random_model(CONFIG_MAPPING[tiny.model_type](**settings), tiny.seed if seed is None else seed)
-    model.to(dtype=dtype).save_pretrained(path, max_shard_size=max_shard_size)
+    model.to(dtype).save_pretrained(path, max_shard_size=max_shard_size)
     tokenizer.save_pretrained(path)
     return Path(path)
 
 
-def _random_model(config: Any, seed: int) -> PreTrainedModel:
+def _random_model(config: Any, seed: int) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         with torch.no_grad():
             # Norms start as ones and biases as zeros, which would hide a weight that is not applied.
             for param in model.parameters():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 
 from isthmus.layers.env import AttentionGroups, ForwardContext
+from isthmus.models.base import CausalLM
 from isthmus.ops.registry import BoundOps
 from isthmus.platforms import AttentionBatch, BatchShape, GraphBackend, Platform
 from isthmus.scheduler.output import ModelRunnerOutput, NewRequestData, RawLogprobs, SchedulerOutput
@@ -19,16 +19,6 @@ from isthmus.worker.sampler import Sampler
 
 PROMPT_LOGPROBS_ROWS = 64
 """Prompt positions whose logits are held at once."""
-
-
-class LanguageModel(Protocol):
-    """What the runner needs of a model; every class of the ModelRegistry has it."""
-
-    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        """[T], [T] -> hidden states [T, hidden_size]"""
-
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, hidden_size] -> [R, vocab_size]"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +51,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: LanguageModel,
+        model: CausalLM,
         groups: AttentionGroups,
         ops: BoundOps,
         platform: Platform,

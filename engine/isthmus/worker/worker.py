@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 
@@ -14,6 +13,7 @@ from isthmus.config import EngineConfig
 from isthmus.config.load import DUMMY
 from isthmus.errors import ConfigError
 from isthmus.layers.env import AttentionGroups, ModelEnv
+from isthmus.models.base import CausalLM
 from isthmus.models.loader import build_model, init_dummy, load_weights
 from isthmus.models.registry import ModelRegistry
 from isthmus.models.spec import ModelSpec
@@ -23,7 +23,7 @@ from isthmus.platforms import AttentionBackend, AttentionSpec, Platform
 from isthmus.plugins.manager import PluginManager
 from isthmus.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from isthmus.worker.kv_cache import bytes_per_block
-from isthmus.worker.model_runner import LanguageModel, ModelRunner, RunnerLimits
+from isthmus.worker.model_runner import ModelRunner, RunnerLimits
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class Worker:
         self._runner.allocate(self.ledger.num_blocks)
         return self.ledger.num_blocks
 
-    def _load(self, env: ModelEnv, device: torch.device) -> LanguageModel:
+    def _load(self, env: ModelEnv, device: torch.device) -> CausalLM:
         models = ModelRegistry()
         self._plugins.register_models(models)
         model = build_model(self._spec, env, device, models)
@@ -95,7 +95,7 @@ class Worker:
             init_dummy(model, self._config.model.seed)
         else:
             load_weights(model, self._spec, self._checkpoint, env.dtype)
-        return cast(LanguageModel, model)
+        return model
 
     def _backend_factory(
         self, registry: KernelRegistry, device: torch.device
@@ -135,8 +135,8 @@ class Worker:
             raise ConfigError(
                 [
                     f"cache.memory_fraction={config.cache.memory_fraction}: gives the KV cache {budget} bytes, one "
-                    f"block of {config.cache.block_size} tokens takes {block_bytes}; free memory or raise the fraction or "
-                    f"cache.memory_cap_bytes"
+                    f"block of {config.cache.block_size} tokens takes {block_bytes}; free memory, or raise "
+                    "the fraction or cache.memory_cap_bytes"
                 ]
             )
         ledger = MemoryLedger(weights, activations, blocks * block_bytes, blocks, free)
