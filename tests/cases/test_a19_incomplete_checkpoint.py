@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from e2e.engines import EngineMaker, greedy, random_prompt, token_ids
+from e2e.engines import PROGRAM, EngineMaker, greedy, random_prompt, token_ids
 from safetensors.torch import load_file, save_file
 
 from isthmus.errors import CheckpointError
@@ -118,7 +118,7 @@ def test_command_line(damage: Damage, complete: Path, tmp_path: Path) -> None:
     shutil.copytree(complete, path)
     missing = damage(path)
     command = ["generate", str(path), "--device", "cpu", "--prompt", "Snow", "--max-tokens", "4"]
-    done = subprocess.run([sys.executable, "-m", "isthmus.cli.main", *command], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, *PROGRAM, *command], capture_output=True, text=True)
     assert done.returncode != 0
     assert missing in done.stderr
     assert "Traceback" not in done.stderr

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from e2e.engines import EngineMaker
+from e2e.engines import PROGRAM, EngineMaker
 
 from isthmus.errors import NoPlatformError
 
@@ -68,7 +68,7 @@ def test_no_device_named(source: str, tiny_llama: Path, tmp_path: Path) -> None:
 
 
 def test_device_named_on_the_command_line(tiny_llama: Path, tmp_path: Path) -> None:
-    command = ["-m", "isthmus.cli.main", "generate", str(tiny_llama), "--device", NAME, "--prompt", "Snow"]
+    command = [*PROGRAM, "generate", str(tiny_llama), "--device", NAME, "--prompt", "Snow"]
     done = python(install(tmp_path, AT_IMPORT), command)
     assert done.returncode != 0
     assert f"no usable platform for device='{NAME}':\n  {NAME}: plugin not loaded: {EXCEPTION}" in done.stderr

@@ -12,6 +12,8 @@ from isthmus.worker.model_runner import ModelRunner
 
 SETTINGS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "block_size": 16, "num_blocks": 64, "max_num_seqs": 32}
 """What a test does not say itself."""
+PROGRAM = ("-c", "import sys; from isthmus.cli.main import main; sys.exit(main())")
+"""Arguments of Python that stand for the `isthmus` program, which need not be on the path."""
 
 
 class EngineMaker:

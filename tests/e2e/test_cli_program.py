@@ -18,8 +18,11 @@ from pathlib import Path
 import pytest
 
 from isthmus import LLM, SamplingParams
+from isthmus.checkpoints.directory import DirectoryCheckpoint
+from isthmus.cli.main import main
 from isthmus.cli.offline_bench import measure
 from isthmus.cli.workload import Span, random_workload
+from isthmus.errors import CheckpointError
 from isthmus.testing.tiny_models import tiny_model
 
 PROGRAM = [sys.executable, "-c", "import sys; from isthmus.cli.main import main; sys.exit(main())"]
@@ -86,16 +89,21 @@ def test_config_show(model: Path) -> None:
     assert len(rows["digest"][0]) == 64
 
 
-def test_config_show_loads_no_weights(model: Path, tmp_path: Path) -> None:
-    for file in model.iterdir():
-        if file.suffix != ".safetensors":
-            (tmp_path / file.name).write_bytes(file.read_bytes())
-    (tmp_path / "model.safetensors").write_bytes(b"no weights")
-    data = json.loads(isthmus("config", "show", str(tmp_path), "--json").stdout)
+def test_config_show_loads_no_weights(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(checkpoint: DirectoryCheckpoint, dtype: object) -> None:
+        raise CheckpointError("weights were asked for")
+
+    monkeypatch.setattr(DirectoryCheckpoint, "tensors", refuse)
+    assert main(["config", "show", str(model), "--device", "cpu", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
     assert len(data["digest"]) == 64
-    assert {"path": "model.model", "value": str(tmp_path), "source": "user", "reason": "given explicitly"} in data[
+    assert {"path": "model.model", "value": str(model), "source": "user", "reason": "given explicitly"} in data[
         "settings"
     ]
+    assert main(["chat", str(model), "--device", "cpu", "--message", "a"]) == 2
+    assert capsys.readouterr().err == "isthmus: error: weights were asked for\n"
 
 
 @pytest.mark.parametrize(

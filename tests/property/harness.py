@@ -134,6 +134,7 @@ class Run:
         output = self.scheduler.schedule()
         self.scheduler.check_integrity()
         self._check_schedule(output)
+        self._note_hashes()
         scheduled = {request_id: self.live[request_id] for request_id in output.num_scheduled_tokens}
         for event in self.scenario.at(step, during=True):
             self._apply(event)
@@ -250,27 +251,26 @@ class Run:
         held = {block_id for request in self.scheduler.running for block_id in request.block_ids}
         assert pool.num_free + len(held) == self.limits.num_blocks
         for request in self.scheduler.running:
-            self._note_hashes(request)
+            full = request.num_computed_tokens // self.limits.block_size if self.caching else 0
+            assert request.num_published_blocks == full, f"{request} has {full} full blocks"
         for block_hash, (prefix, slots) in self.indexed.items():
             block_id = pool.find(block_hash)
             if block_id is not None:
                 content = self.device.block_content(block_id)
                 assert content == slots, f"block {block_id} is indexed as the end of {prefix}, and holds {content}"
 
-    def _note_hashes(self, request: Request) -> None:
-        """What the hashes of the request's full blocks stand for; each for one prefix only."""
+    def _note_hashes(self) -> None:
+        """What each hash stands for: one prefix, whoever has it."""
         size = self.limits.block_size
-        full = request.num_computed_tokens // size
-        assert request.num_published_blocks == (full if self.caching else 0), f"{request} has {full} full blocks"
-        slots: list[Slot] | None = None
-        for index in range(request.num_published_blocks):
-            prefix = (request.cache_salt, *request.token_ids[: (index + 1) * size])
-            known = self.indexed.get(request.block_hashes[index])
-            if known is None:
-                slots = slots or self.device.expected_slots(request.token_ids, request.cache_salt)
-                self.indexed[request.block_hashes[index]] = (prefix, slots[index * size : (index + 1) * size])
-            else:
-                assert known[0] == prefix, f"{request}: one hash for {known[0]} and {prefix}"
+        for request in self.scheduler.requests.values():
+            slots: list[Slot] | None = None
+            for index, block_hash in enumerate(request.block_hashes):
+                prefix = (request.cache_salt, *request.token_ids[: (index + 1) * size])
+                if block_hash not in self.indexed:
+                    slots = slots or self.device.expected_slots(request.token_ids, request.cache_salt)
+                    self.indexed[block_hash] = (prefix, slots[index * size : (index + 1) * size])
+                known = self.indexed[block_hash][0]
+                assert known == prefix, f"{request}: one hash for {known} and {prefix}"
 
     def _check_nothing_is_left(self) -> None:
         scheduler = self.scheduler

@@ -109,7 +109,7 @@ def _resubmission(arrival: Arrival) -> st.SearchStrategy[list[Abort | Arrival]]:
         ]
         for step in range(arrival.step, arrival.step + 4)
     ]
-    return st.sampled_from([[], [], *pairs])
+    return st.sampled_from([*[[]] * 8, *pairs])
 
 
 def _oversize(like: Arrival, limits: Limits) -> Arrival:

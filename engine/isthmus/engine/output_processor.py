@@ -98,6 +98,8 @@ class OutputProcessor:
         """The last outputs of requests that the caller ends; unknown ids are ignored."""
         now = time.monotonic()
         lives = [self._live[request_id] for request_id in dict.fromkeys(request_ids) if request_id in self._live]
+        for live in lives:
+            live.detokenizer.finish()
         return [self._output(live, FinishReason.ABORT, None, now) for live in lives]
 
     def abort_all(self) -> list[str]:
@@ -114,12 +116,16 @@ class OutputProcessor:
             live.prompt_logprobs[first : first + len(entries)] = [self._named(entry) for entry in entries]
         new = delta.new_token_ids
         if not new:
+            if delta.finish_reason is not None:
+                live.detokenizer.finish()
             return delta.finish_reason, delta.stop_reason
         if live.first_token_s is None:
             live.first_token_s = now
         detokenizer = live.detokenizer
         hidden = delta.finish_reason is FinishReason.STOP and not live.request.params.include_stop_str_in_output
         detokenizer.append(new, hide_last=hidden)
+        if delta.finish_reason is not None:
+            detokenizer.finish()
         stopped_by = detokenizer.stopped_by
         if stopped_by is not None:
             new = new[: detokenizer.num_tokens - len(live.token_ids)]
@@ -145,7 +151,6 @@ class OutputProcessor:
     ) -> RequestOutput:
         finished = finish_reason is not None
         if finished:
-            live.detokenizer.finish()
             del self._live[live.request.request_id]
         completion = CompletionOutput(
             index=0,

@@ -46,7 +46,7 @@ class LayerSpec:
 class ModelSpec:
     """A decoder-only language model. Numbers of heads are before sharding.
 
-    architecture: a name of the ModelRegistry.  dtype: name of the dtype the checkpoint declares, e.g. "bfloat16", None if none.
+    architecture: a name of the ModelRegistry.  dtype: name of the dtype that the checkpoint declares, or None.
     max_position_embeddings: what the model was made for.  max_model_len: what it will be run at; sizes the rope
     tables.  activation: name of the op.  scale: factor on q·k.  embed_scale: factor on the token embedding.
     norm_unit_offset: norm weights are stored less one and applied in float32.

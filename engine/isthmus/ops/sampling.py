@@ -109,7 +109,7 @@ def _nucleus_size(
     running = _cumulative_weights(ordered)
     of_kept = torch.where(kept < vocab_size, running.gather(1, (kept.clamp(max=width) - 1)[:, None]).squeeze(1), total)
     goal = of_kept * top_p
-    size = (torch.searchsorted(running, goal[:, None]).squeeze(1) + 1).minimum(kept)
+    size = torch.searchsorted(running, goal[:, None]).squeeze(1) + 1
     if width == vocab_size:
         return size
     unsettled = (((kept > width) & (kept < vocab_size)) | (running[:, -1] < goal)).nonzero().squeeze(1)
