@@ -42,17 +42,18 @@ def isthmus_runner(dtype: str) -> Callable[[list[Item]], list[list[int]]]:
 def transformers_runner(dtype: str) -> Callable[[list[Item]], list[list[int]]]:
     """All requests as one left-padded batch that runs to the longest output; only what was asked for is counted."""
     import torch
-    from transformers import AutoModelForCausalLM, GenerationConfig, GgufConfig
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-    from isthmus.checkpoints.named import pull
+    from isthmus.checkpoints.open import open_checkpoint
 
-    path = Path(pull(MODEL))
-    model = AutoModelForCausalLM.from_pretrained(
-        path.parent,
-        gguf_file=path.name,
-        dtype=getattr(torch, dtype),
-        quantization_config=GgufConfig(dequantize=True),
-    ).eval()
+    checkpoint = open_checkpoint(MODEL)
+    config = AutoConfig.for_model(**checkpoint.config())
+    torch_dtype = getattr(torch, dtype)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch_dtype, attn_implementation="sdpa").eval()
+    left = model.load_state_dict(dict(checkpoint.tensors(torch_dtype)), strict=False)
+    if left.unexpected_keys or set(left.missing_keys) - {"lm_head.weight"}:
+        raise SystemExit(f"transformers does not take these weights: {left}")
+    model.tie_weights()
 
     def run(items: list[Item]) -> list[list[int]]:
         width, longest = max(len(i.prompt) for i in items), max(i.max_tokens for i in items)

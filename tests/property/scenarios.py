@@ -31,7 +31,7 @@ def profile(max_examples: int) -> settings:
 def scenarios(draw: st.DrawFn) -> Scenario:
     """Up to eight requests of a few blocks each, and a few aborts, some of ids that do not exist."""
     block_size = draw(st.sampled_from(BLOCK_SIZES))
-    stems = [_tokens(draw(st.integers(0, 2**48 - 1)), 3 * block_size) for _ in range(2)]
+    stems = [_tokens(draw(st.integers(0, 2**48 - 1)), max(16, 3 * block_size)) for _ in range(2)]
     max_model_len = draw(st.sampled_from((MAX_MODEL_LEN, MAX_MODEL_LEN, 2 * block_size + 3)))
     names = [f"r{index}" for index in range(draw(st.integers(1, 8)))]
     arrivals = [draw(_arrivals(name, names, stems, block_size)) for name in names]
@@ -64,7 +64,7 @@ def _arrivals(
     under an id that others use, too.
     """
     stem = draw(st.sampled_from(stems))
-    shared = draw(st.one_of(st.sampled_from([block_size, 2 * block_size, 3 * block_size]), st.integers(0, len(stem))))
+    shared = draw(st.one_of(st.sampled_from(range(block_size, len(stem) + 1, block_size)), st.integers(0, len(stem))))
     tail = draw(st.sampled_from((0, 0, 1, 2, block_size))) if shared else 1
     max_tokens = draw(st.one_of(st.integers(1, 2 * block_size + 2), st.sampled_from((2 * block_size, 12, None))))
     params = SamplingParams(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -20,6 +20,8 @@ class Checkpoint(ABC):
     convention only.
     """
 
+    format: ClassVar[str]
+    """How the weights are stored: a value of `load.format`."""
     path: Path
 
     @abstractmethod

@@ -30,6 +30,8 @@ class DirectoryCheckpoint(Checkpoint):
     Raises CheckpointError if a file or tensor is missing, left over or unreadable.
     """
 
+    format = "safetensors"
+
     def __init__(self, path: Path) -> None:
         self.path = path
         _check_kind(path)

@@ -24,6 +24,8 @@ class GGUFCheckpoint(Checkpoint):
     that its architecture does not; UnsupportedModelError for an unknown architecture or quantisation type.
     """
 
+    format = "gguf"
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self._header = read_header(path)

@@ -47,6 +47,7 @@ def prepare(config: EngineConfig, plugins: PluginManager | None = None) -> Engin
             max_position_embeddings=spec.max_position_embeddings,
             vocab_size=spec.vocab_size,
             num_layers=spec.num_layers,
+            checkpoint_format=checkpoint.format,
         ),
         PlatformFacts(name=selection.name, dtypes=info.dtypes, proposals=selection.platform.config_defaults(config)),
     )
