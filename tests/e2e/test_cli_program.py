@@ -225,7 +225,7 @@ class Terminal:
     """A program in a pseudo-terminal."""
 
     def __init__(self, *arguments: str) -> None:
-        # The slave stays open here: a terminal that no process has open, as before the shell's start, reads as an error.
+        # The slave stays open here: a terminal that no process has open reads as an error.
         self._master, self._slave = pty.openpty()
         name = os.ttyname(self._slave)
         # The leader of a new session gets the first terminal that it opens as its controlling one, hence Ctrl-C.

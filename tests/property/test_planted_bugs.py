@@ -17,8 +17,8 @@ from isthmus.scheduler.scheduler import Scheduler, _Step
 from property.harness import Scenario, check
 from property.scenarios import profile, scenarios
 
-MAX_EXAMPLES = 400
-"""For the rarest; most bugs are found within twenty."""
+MAX_EXAMPLES = 1500
+"""Room for the rarest, which takes some hundreds; most bugs are found within twenty."""
 
 FOUND = (AssertionError, RuntimeError, ValueError, KeyError, IndexError)
 """What the harness, the device, check_integrity and Python itself raise. Not hypothesis' own complaints."""

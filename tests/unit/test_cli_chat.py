@@ -164,7 +164,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(
     presses = iter([0])
 
     def press(index: int) -> None:
-        if index == 1 and next(presses, None) is not None:
+        if index == 2 and next(presses, None) is not None:
             signal.raise_signal(signal.SIGINT)
 
     type_lines(monkeypatch, "tell me", "go on")

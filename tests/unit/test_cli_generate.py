@@ -29,7 +29,7 @@ def test_one_prompt_is_streamed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_ctrl_c_shows_the_summary_and_interrupts(capsys: pytest.CaptureFixture[str]) -> None:
-    llm = StubLLM("a long story", on_token=lambda index: signal.raise_signal(signal.SIGINT) if index == 1 else None)
+    llm = StubLLM("a long story", on_token=lambda index: signal.raise_signal(signal.SIGINT) if index == 2 else None)
     with pytest.raises(KeyboardInterrupt):
         print_stream(llm, "p", PARAMS)
     out, err = capsys.readouterr()

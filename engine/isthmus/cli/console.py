@@ -1,16 +1,13 @@
-"""The terminal around a command: what people read on stderr, quiet libraries, Ctrl-C as a flag."""
+"""The terminal around a command: what people read on stderr, and quiet libraries."""
 
 from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
-import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 
 PROGRAM = "isthmus"
 _LIBRARY_ENV = {"TRANSFORMERS_VERBOSITY": "error", "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
@@ -62,20 +59,3 @@ class _Lower(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return super().format(logging.makeLogRecord({**record.__dict__, "levelname": record.levelname.lower()}))
-
-
-@contextmanager
-def deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C into a flag, so that no engine step is cut in half; a second one raises at once."""
-    pressed = threading.Event()
-
-    def press(signum: int, frame: FrameType | None) -> None:
-        if pressed.is_set():
-            raise KeyboardInterrupt
-        pressed.set()
-
-    previous = signal.signal(signal.SIGINT, press)
-    try:
-        yield pressed.is_set
-    finally:
-        signal.signal(signal.SIGINT, previous)

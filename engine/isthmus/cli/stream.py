@@ -8,7 +8,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TextIO, cast
 
-from isthmus.cli.console import deferred_interrupt
 from isthmus.config import EngineConfig
 from isthmus.outputs import RequestOutput
 
@@ -38,23 +37,23 @@ class Answer:
 def stream_answer(outputs: Iterator[RequestOutput], out: TextIO) -> Answer:
     """Write a request's text to `out` as it comes, with a line end after the last piece.
 
-    The first Ctrl-C ends the request after the running step; a second one raises KeyboardInterrupt at once.
+    Ctrl-C ends the request, and the answer is what was shown by then.
     """
-    text, timing, finished = "", Timing(0), False
-    # The iterators of LLM are generators: closing one aborts its request.
-    with deferred_interrupt() as interrupted, closing(cast("Generator[RequestOutput, None, None]", outputs)):
-        for output in outputs:
-            piece = output.outputs[0].text[len(text) :]
-            out.write(piece)
-            out.flush()
-            text += piece
-            timing, finished = timing_of(output), output.finished
-            if interrupted():
-                break
-        if not text.endswith("\n"):
-            out.write("\n")
-            out.flush()
-        return Answer(text, timing, interrupted=interrupted() and not finished)
+    text, timing, interrupted = "", Timing(0), False
+    try:
+        # The iterators of LLM are generators: closing one aborts its request.
+        with closing(cast("Generator[RequestOutput, None, None]", outputs)):
+            for output in outputs:
+                piece = output.outputs[0].text[len(text) :]
+                text, timing = text + piece, timing_of(output)
+                out.write(piece)
+                out.flush()
+    except KeyboardInterrupt:
+        interrupted = True
+    if not text.endswith("\n"):
+        out.write("\n")
+        out.flush()
+    return Answer(text, timing, interrupted)
 
 
 def timing_of(output: RequestOutput) -> Timing:
