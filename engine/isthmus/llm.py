@@ -45,7 +45,7 @@ class LLM:
         self._config = _fit_to_pool(self._setup, core.limits.num_device_blocks)
         core.scheduler.max_model_len = self._config.model.max_model_len
         checkpoint = self._setup.checkpoint
-        self.tokenizer: PreTrainedTokenizerBase = checkpoint.tokenizer()
+        self.tokenizer: PreTrainedTokenizerBase = self._setup.tokenizer()
         limits = ModelLimits(
             vocab_size=self._setup.spec.vocab_size,
             max_model_len=self._config.model.max_model_len,

@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from isthmus.checkpoints.base import Checkpoint
+from isthmus.checkpoints.hf_tokenizer import load_hf_tokenizer
 from isthmus.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -46,17 +47,7 @@ class DirectoryCheckpoint(Checkpoint):
         return _read_json(path) if path.is_file() else {}
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        from huggingface_hub.errors import StrictDataclassError
-        from transformers import AutoTokenizer
-
-        try:
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(self.path), local_files_only=True)
-        except (OSError, ValueError, KeyError, StrictDataclassError) as error:
-            reason = " ".join(str(error).split())
-            raise CheckpointError(
-                f"{self.path}: no usable tokenizer ({reason}); put the model's tokenizer files there"
-            ) from error
-        return tokenizer
+        return load_hf_tokenizer(self.path)
 
     def tensor_names(self) -> list[str]:
         return [name for names in self._shards.values() for name in names]

@@ -21,7 +21,9 @@ class ModelConfig(Section):
     model: Annotated[
         str, Spec(help="A local Hugging Face directory, a GGUF file, the name of a small named model, or a hub id.")
     ]
-    tokenizer: Annotated[str | None, Spec(help="Where the tokenizer comes from; none is the model's own.")] = None
+    tokenizer: Annotated[str | None, Spec(help="A local folder with another tokenizer; none is the model's own.")] = (
+        None
+    )
     revision: Annotated[str | None, Spec(help="Branch, tag or commit of a hub id; none is its main branch.")] = None
     dtype: Annotated[
         str,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from isthmus.checkpoints.base import Checkpoint
+from isthmus.checkpoints.hf_tokenizer import load_hf_tokenizer
 from isthmus.checkpoints.open import open_checkpoint
 from isthmus.config import EngineConfig, ModelFacts, PlatformFacts, Resolved, resolve
 from isthmus.engine.core import EngineCore
@@ -12,6 +14,9 @@ from isthmus.executor.uniproc import UniprocExecutor
 from isthmus.models.spec import ModelSpec
 from isthmus.plugins.manager import PluginManager, Selection
 from isthmus.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,11 @@ class EngineSetup:
     @property
     def config(self) -> EngineConfig:
         return self.resolved.config
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The one that the config names, else the checkpoint's own. Raises CheckpointError if it is unusable."""
+        other = self.config.model.tokenizer
+        return self.checkpoint.tokenizer() if other is None else load_hf_tokenizer(other)
 
 
 def prepare(config: EngineConfig, plugins: PluginManager | None = None) -> EngineSetup:

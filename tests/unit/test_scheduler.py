@@ -1,0 +1,490 @@
+"""Single rules of the scheduler, each in the smallest case that shows it."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+from isthmus.config import CacheConfig, SchedulerConfig
+from isthmus.errors import DuplicateRequestError, NeverFitsError
+from isthmus.outputs import FinishReason
+from isthmus.sampling_params import SamplingParams
+from isthmus.scheduler.output import ModelRunnerOutput, RequestDelta, SchedulerOutput
+from isthmus.scheduler.policy import FcfsPolicy
+from isthmus.scheduler.request import Request, RequestStatus
+from isthmus.scheduler.scheduler import PREEMPTION_WARNING_INTERVAL, Scheduler
+
+TOKEN = 50
+"""What `step` samples for everyone."""
+
+
+def make(
+    *, num_blocks: int = 16, block_size: int = 4, max_model_len: int = 512, caching: bool = True, **config: Any
+) -> Scheduler:
+    defaults: dict[str, Any] = {"max_num_batched_tokens": 64, "max_num_seqs": 8}
+    return Scheduler(
+        SchedulerConfig(**{**defaults, **config}),
+        CacheConfig(enable_prefix_caching=caching, prefix_hash_seed=0),
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_model_len=max_model_len,
+    )
+
+
+def add(scheduler: Scheduler, request_id: str, prompt: int | Sequence[int], **params: Any) -> Request:
+    """A prompt given as a length gets tokens of its own, so that it shares no prefix."""
+    if isinstance(prompt, int):
+        prompt = [1000 + sum(request_id.encode())] * prompt
+    request = Request(request_id, prompt, SamplingParams(**{"max_tokens": 8, **params}))
+    scheduler.add_request(request)
+    return request
+
+
+def outputs_for(scheduler: Scheduler, output: SchedulerOutput) -> ModelRunnerOutput:
+    """TOKEN wherever the known tokens end."""
+    live = scheduler.requests
+    ends = [name in live and live[name].num_computed_tokens == live[name].num_tokens for name in output.num_scheduled_tokens]
+    return ModelRunnerOutput([[TOKEN] if end else [] for end in ends])
+
+
+def step(scheduler: Scheduler) -> tuple[SchedulerOutput, list[RequestDelta]]:
+    output = scheduler.schedule()
+    scheduler.check_integrity()
+    deltas = scheduler.update_from_output(output, outputs_for(scheduler, output))
+    scheduler.check_integrity()
+    return output, deltas
+
+
+def run_to_the_end(scheduler: Scheduler) -> dict[str, list[int]]:
+    """Output tokens by request id."""
+    tokens: dict[str, list[int]] = {}
+    while scheduler.has_unfinished:
+        for delta in step(scheduler)[1]:
+            tokens.setdefault(delta.request_id, []).extend(delta.new_token_ids)
+    return tokens
+
+
+def ids(requests: Iterable[Request]) -> list[str]:
+    return [request.request_id for request in requests]
+
+
+# What is refused
+
+
+def test_a_request_larger_than_the_pool_is_refused_and_the_others_run() -> None:
+    scheduler = make(block_size=16, num_blocks=8)
+    with pytest.raises(NeverFitsError) as refused:
+        add(scheduler, "long", 200, max_tokens=4)
+    assert str(refused.value) == (
+        "request 'long' needs 13 blocks (200 prompt tokens, up to 4 output tokens, block size 16), the pool has 8; "
+        "shorten the prompt, lower max_tokens, or raise cache.num_blocks or cache.memory_fraction"
+    )
+    assert (refused.value.needed_blocks, refused.value.available_blocks) == (13, 8)
+    for name in ("a", "b", "c"):
+        add(scheduler, name, 5, max_tokens=4)
+    assert run_to_the_end(scheduler) == {name: [TOKEN] * 4 for name in ("a", "b", "c")}
+    assert scheduler.kv.pool.num_used == 0
+
+
+@pytest.mark.parametrize(("prompt", "max_tokens", "fits"), [(128, 1, True), (127, 2, True), (128, 2, False), (129, 1, False)])
+def test_the_last_token_needs_no_slot(prompt: int, max_tokens: int, fits: bool) -> None:
+    scheduler = make(block_size=16, num_blocks=8, max_num_batched_tokens=512)
+    if fits:
+        add(scheduler, "a", prompt, max_tokens=max_tokens)
+        assert run_to_the_end(scheduler) == {"a": [TOKEN] * max_tokens}
+    else:
+        with pytest.raises(NeverFitsError, match="needs 9 blocks"):
+            add(scheduler, "a", prompt, max_tokens=max_tokens)
+        assert not scheduler.has_unfinished
+
+
+def test_without_max_tokens_a_request_may_fill_the_pool() -> None:
+    scheduler = make(block_size=4, num_blocks=3)
+    add(scheduler, "a", 5, max_tokens=None)
+    assert run_to_the_end(scheduler) == {"a": [TOKEN] * 8}
+
+
+def test_the_context_limits_what_max_tokens_asks_for() -> None:
+    scheduler = make(max_model_len=10)
+    add(scheduler, "a", 7, max_tokens=100)
+    add(scheduler, "b", 7, max_tokens=None)
+    assert run_to_the_end(scheduler) == {"a": [TOKEN] * 3, "b": [TOKEN] * 3}
+
+
+def test_a_live_id_is_refused() -> None:
+    scheduler = make()
+    first = add(scheduler, "x", 4)
+    text = "request id 'x' is already live; wait for it to finish or use another id"
+    for _ in range(2):
+        with pytest.raises(DuplicateRequestError, match=f"^{re.escape(text)}$"):
+            add(scheduler, "x", 4)
+        step(scheduler)
+    assert scheduler.requests == {"x": first}
+    assert run_to_the_end(scheduler) == {"x": [TOKEN] * 6}
+    add(scheduler, "x", 4)
+
+
+# What a step holds
+
+
+def test_a_prompt_is_computed_in_chunks_of_the_budget() -> None:
+    scheduler = make(max_num_batched_tokens=5)
+    request = add(scheduler, "a", 12, max_tokens=2)
+    for scheduled, computed, tokens in ((5, 5, 12), (5, 10, 12), (2, 12, 13), (1, 13, 14)):
+        output, _ = step(scheduler)
+        assert output.num_scheduled_tokens == {"a": scheduled}
+        assert (request.num_computed_tokens, request.num_tokens) == (computed, tokens)
+    assert not scheduler.has_unfinished
+
+
+def test_running_requests_go_before_waiting_ones() -> None:
+    scheduler = make(max_num_batched_tokens=6)
+    add(scheduler, "a", 4)
+    add(scheduler, "b", 8)
+    assert step(scheduler)[0].num_scheduled_tokens == {"a": 4, "b": 2}
+    add(scheduler, "c", 2)
+    assert step(scheduler)[0].num_scheduled_tokens == {"a": 1, "b": 5}
+    assert step(scheduler)[0].num_scheduled_tokens == {"a": 1, "b": 1, "c": 2}
+
+
+def test_the_long_prefill_threshold_leaves_room_for_others() -> None:
+    scheduler = make(max_num_batched_tokens=8, long_prefill_token_threshold=3)
+    add(scheduler, "a", 10)
+    add(scheduler, "b", 2)
+    assert step(scheduler)[0].num_scheduled_tokens == {"a": 3, "b": 2}
+    assert step(scheduler)[0].num_scheduled_tokens == {"a": 3, "b": 1}
+
+
+def test_a_new_request_comes_whole_and_then_as_a_delta() -> None:
+    scheduler = make()
+    request = add(scheduler, "a", [1, 2, 3, 4, 5])
+    first, _ = step(scheduler)
+    (data,) = first.scheduled_new_reqs
+    assert (data.request_id, data.token_ids, data.num_prompt_tokens) == ("a", [1, 2, 3, 4, 5], 5)
+    assert (data.num_computed_tokens, data.block_ids, data.params) == (0, [1, 2], request.params)
+    assert first.scheduled_cached_reqs.req_ids == []
+    deltas = [step(scheduler)[0].scheduled_cached_reqs for _ in range(4)]
+    assert [delta.req_ids for delta in deltas] == [["a"]] * 4
+    assert [delta.num_computed_tokens for delta in deltas] == [[5], [6], [7], [8]]
+    assert [delta.new_block_ids for delta in deltas] == [{}, {}, {}, {"a": [3]}]
+
+
+def test_finished_requests_are_announced_once_in_the_next_step() -> None:
+    scheduler = make()
+    add(scheduler, "a", 4, max_tokens=1)
+    assert step(scheduler)[0].finished_req_ids == []
+    assert step(scheduler)[0].finished_req_ids == ["a"]
+    assert step(scheduler)[0].finished_req_ids == []
+
+
+# Who is admitted
+
+
+def test_admission_is_in_order_of_arrival_up_to_the_cap() -> None:
+    scheduler = make(max_num_seqs=2)
+    for name in ("c", "a", "b"):
+        add(scheduler, name, 4, max_tokens=2)
+    step(scheduler)
+    assert (ids(scheduler.running), ids(scheduler.waiting)) == (["c", "a"], ["b"])
+    step(scheduler)
+    step(scheduler)
+    assert ids(scheduler.running) == ["b"]
+
+
+def test_nobody_overtakes_a_request_that_does_not_fit() -> None:
+    scheduler = make(num_blocks=4)
+    add(scheduler, "a", 8)
+    add(scheduler, "large", 12, max_tokens=1)
+    add(scheduler, "small", 4, max_tokens=1)
+    step(scheduler)
+    assert (ids(scheduler.running), ids(scheduler.waiting)) == (["a"], ["large", "small"])
+
+
+def test_the_watermark_stays_free_while_something_runs() -> None:
+    scheduler = make(num_blocks=8, watermark=0.25)
+    add(scheduler, "a", 16)
+    add(scheduler, "b", 12)
+    add(scheduler, "c", 1)
+    step(scheduler)
+    assert (ids(scheduler.running), ids(scheduler.waiting)) == (["a"], ["b", "c"])
+
+
+def test_the_watermark_does_not_keep_out_the_only_request() -> None:
+    scheduler = make(num_blocks=8, watermark=0.25)
+    add(scheduler, "a", 32, max_tokens=1)
+    step(scheduler)
+    assert not scheduler.has_unfinished
+
+
+def test_a_later_request_of_the_same_step_shares_the_prefix() -> None:
+    scheduler = make()
+    add(scheduler, "a", list(range(9)))
+    add(scheduler, "b", [*range(8), 99])
+    output, _ = step(scheduler)
+    assert output.num_scheduled_tokens == {"a": 9, "b": 1}
+    assert [data.block_ids for data in output.scheduled_new_reqs] == [[1, 2, 3], [1, 2, 4]]
+
+
+def test_cached_tokens_are_reported_and_counted_once_an_admission() -> None:
+    scheduler = make()
+    add(scheduler, "a", list(range(8)), max_tokens=1)
+    step(scheduler)
+    add(scheduler, "b", list(range(8)), max_tokens=2)
+    (delta,) = step(scheduler)[1]
+    assert delta.num_cached_tokens == 4
+    step(scheduler)
+    assert (scheduler.stats.prefix_cache_queries, scheduler.stats.prefix_cache_hits) == (16, 4)
+    assert (scheduler.stats.num_steps, scheduler.stats.num_scheduled_tokens) == (3, 13)
+
+
+# Who is preempted
+
+
+def two_that_collide(scheduler: Scheduler) -> tuple[Request, Request]:
+    """In a pool of 5 blocks of 4: after their prompts each has two blocks, and both need a third in the next step."""
+    first, second = add(scheduler, "a", 8, max_tokens=6), add(scheduler, "b", 8, max_tokens=6)
+    step(scheduler)
+    assert ids(scheduler.running) == ["a", "b"]
+    return first, second
+
+
+def test_the_last_admitted_gives_way_and_comes_back() -> None:
+    scheduler = make(num_blocks=5, caching=False)
+    first, second = two_that_collide(scheduler)
+    output, _ = step(scheduler)
+    assert output.num_scheduled_tokens == {"a": 1}
+    assert output.preempted_req_ids == ["b"]
+    assert (second.status, second.num_computed_tokens, second.block_ids) == (RequestStatus.WAITING, 0, [])
+    assert second.num_tokens == 9
+    assert run_to_the_end(scheduler) == {"a": [TOKEN] * 4, "b": [TOKEN] * 5}
+    assert (first.num_preemptions, second.num_preemptions) == (0, 1)
+    assert (scheduler.stats.num_preemptions, scheduler.stats.num_preempted_tokens) == (1, 8)
+
+
+def test_a_preempted_request_finds_its_blocks_again() -> None:
+    scheduler = make(num_blocks=5)
+    two_that_collide(scheduler)
+    step(scheduler)
+    scheduler.abort_request("a")
+    output, _ = step(scheduler)
+    (data,) = output.scheduled_new_reqs
+    assert (data.request_id, data.num_computed_tokens, len(data.token_ids)) == ("b", 8, 9)
+    assert output.num_scheduled_tokens == {"b": 1}
+    assert scheduler.stats.prefix_cache_queries == 16
+
+
+def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
+    scheduler = make(num_blocks=5, caching=False)
+    two_that_collide(scheduler)
+    add(scheduler, "c", 1, max_tokens=1)
+    assert step(scheduler)[0].num_scheduled_tokens == {"a": 1}
+    assert ids(scheduler.waiting) == ["b", "c"]
+
+
+def test_preempted_requests_return_to_the_head_in_order() -> None:
+    scheduler = make(num_blocks=6, caching=False)
+    for name, prompt in (("a", 16), ("b", 4), ("c", 4)):
+        add(scheduler, name, prompt, max_tokens=8)
+    add(scheduler, "d", 1)
+    step(scheduler)
+    assert ids(scheduler.running) == ["a", "b", "c"]
+    output, _ = step(scheduler)
+    assert output.preempted_req_ids == ["c", "b"]
+    assert output.num_scheduled_tokens == {"a": 1}
+    assert ids(scheduler.waiting) == ["b", "c", "d"]
+
+
+class FirstIsVictim(FcfsPolicy):
+    """The seam for other policies: a victim may stand anywhere in the batch."""
+
+    def choose_victim(self, running: Sequence[Request]) -> Request:
+        return running[0]
+
+
+def test_a_victim_that_was_scheduled_in_this_step_gives_its_tokens_back() -> None:
+    scheduler = make(num_blocks=5, caching=False, max_num_batched_tokens=17)
+    scheduler.waiting = FirstIsVictim()
+    two_that_collide(scheduler)
+    add(scheduler, "c", 4, max_tokens=1)
+    output, _ = step(scheduler)
+    assert output.preempted_req_ids == ["a"]
+    assert output.num_scheduled_tokens == {"b": 1}
+    assert output.total_num_scheduled_tokens == 1
+    assert output.scheduled_cached_reqs.new_block_ids.keys() == {"b"}
+
+
+def test_others_go_on_when_a_request_gives_way_itself() -> None:
+    scheduler = make(num_blocks=4, caching=False)
+    scheduler.waiting = FirstIsVictim()
+    two_that_collide(scheduler)
+    output, _ = step(scheduler)
+    assert output.preempted_req_ids == ["a"]
+    assert output.num_scheduled_tokens == {"b": 1}
+
+
+def test_every_fiftieth_preemption_warns(caplog: pytest.LogCaptureFixture) -> None:
+    scheduler = make(num_blocks=5, caching=False)
+    with caplog.at_level(logging.WARNING, logger="isthmus"):
+        while scheduler.stats.num_preemptions < 2 * PREEMPTION_WARNING_INTERVAL:
+            two_that_collide(scheduler)
+            run_to_the_end(scheduler)
+            assert len(caplog.messages) == scheduler.stats.num_preemptions // PREEMPTION_WARNING_INTERVAL
+    assert caplog.messages == [
+        f"{count} preemptions so far (recompute, {count * 8} tokens to compute again); the KV pool of 5 blocks is too "
+        "small for 1 running requests: raise cache.memory_fraction or lower scheduler.max_num_seqs"
+        for count in (50, 100)
+    ]
+
+
+# How requests end
+
+
+def test_abort_is_legal_in_every_state() -> None:
+    scheduler = make(max_num_seqs=1)
+    for name in ("running", "waiting"):
+        add(scheduler, name, 8)
+    step(scheduler)
+    assert scheduler.abort_request("running")
+    assert scheduler.abort_request("waiting")
+    assert not scheduler.abort_request("waiting")
+    assert not scheduler.abort_request("never seen")
+    scheduler.check_integrity()
+    assert not scheduler.has_unfinished
+    assert scheduler.kv.pool.num_used == 0
+    assert step(scheduler)[0].finished_req_ids == ["running", "waiting"]
+
+
+def test_a_preempted_request_can_be_aborted() -> None:
+    scheduler = make(num_blocks=5)
+    two_that_collide(scheduler)
+    step(scheduler)
+    assert scheduler.abort_request("b")
+    assert run_to_the_end(scheduler) == {"a": [TOKEN] * 4}
+
+
+def test_tokens_of_a_request_aborted_meanwhile_are_dropped() -> None:
+    scheduler = make()
+    add(scheduler, "a", 4)
+    add(scheduler, "b", 4)
+    output = scheduler.schedule()
+    scheduler.abort_request("a")
+    deltas = scheduler.update_from_output(output, ModelRunnerOutput([[TOKEN], [TOKEN]]))
+    assert [delta.request_id for delta in deltas] == ["b"]
+    scheduler.check_integrity()
+
+
+def test_tokens_of_an_aborted_request_do_not_reach_the_next_of_its_id() -> None:
+    scheduler = make()
+    add(scheduler, "x", 4, max_tokens=2)
+    output = scheduler.schedule()
+    scheduler.abort_request("x")
+    again = add(scheduler, "x", [1, 2, 3, 4, 5], max_tokens=2)
+    assert scheduler.update_from_output(output, ModelRunnerOutput([[TOKEN]])) == []
+    assert again.num_output_tokens == 0
+    scheduler.check_integrity()
+    output, _ = step(scheduler)
+    assert output.finished_req_ids == ["x"]
+    assert output.num_scheduled_tokens == {"x": 5}
+
+
+def test_tokens_after_a_stop_are_dropped() -> None:
+    scheduler = make()
+    add(scheduler, "a", 4, stop_token_ids=(7,))
+    output = scheduler.schedule()
+    (delta,) = scheduler.update_from_output(output, ModelRunnerOutput([[5, 7, 6]]))
+    assert delta.new_token_ids == [5, 7]
+    assert (delta.finish_reason, delta.stop_reason) == (FinishReason.STOP, 7)
+
+
+def test_a_request_without_a_possible_token_ends_with_an_error() -> None:
+    scheduler = make()
+    add(scheduler, "a", 4)
+    add(scheduler, "b", 4)
+    output = scheduler.schedule()
+    result = ModelRunnerOutput([[0], [TOKEN]], invalid_req_ids=frozenset({"a"}))
+    first, second = scheduler.update_from_output(output, result)
+    assert first == RequestDelta(
+        "a",
+        [],
+        FinishReason.ERROR,
+        "the request's masks (allowed_token_ids, bad_words, logit_bias) leave no token to choose",
+    )
+    assert (second.new_token_ids, second.finish_reason) == ([TOKEN], None)
+    assert ids(scheduler.running) == ["b"]
+    scheduler.check_integrity()
+
+
+def test_prompt_logprobs_are_handed_on_before_the_first_token() -> None:
+    scheduler = make(max_num_batched_tokens=4)
+    add(scheduler, "a", 6, prompt_logprobs=0)
+    output = scheduler.schedule()
+    (delta,) = scheduler.update_from_output(output, ModelRunnerOutput([[]], prompt_logprobs={"a": (1, [{}, {}])}))
+    assert delta == RequestDelta("a", [], prompt_logprobs=(1, [{}, {}]))
+
+
+def test_after_a_failed_step_everything_is_gone_and_told_again() -> None:
+    scheduler = make(max_num_seqs=2)
+    add(scheduler, "done", 4, max_tokens=1)
+    step(scheduler)
+    add(scheduler, "a", list(range(9)))
+    add(scheduler, "b", 4)
+    failed = scheduler.schedule()
+    add(scheduler, "c", 4)
+    assert failed.finished_req_ids == ["done"]
+    assert scheduler.abort_all(failed) == ["a", "b", "c"]
+    scheduler.check_integrity()
+    assert scheduler.kv.pool.num_used == 0
+    assert scheduler.schedule().finished_req_ids == ["done", "a", "b", "c"]
+    add(scheduler, "again", list(range(9)), max_tokens=1)
+    assert step(scheduler)[0].num_scheduled_tokens == {"again": 9}
+
+
+def test_the_prefix_cache_is_reset_only_when_no_blocks_are_held() -> None:
+    scheduler = make()
+    add(scheduler, "a", list(range(8)), max_tokens=2)
+    step(scheduler)
+    assert not scheduler.reset_prefix_cache()
+    run_to_the_end(scheduler)
+    assert scheduler.reset_prefix_cache()
+    add(scheduler, "b", list(range(8)))
+    assert step(scheduler)[0].num_scheduled_tokens == {"b": 8}
+
+
+# What check_integrity sees
+
+
+def test_integrity_sees_a_request_in_no_queue() -> None:
+    scheduler = make()
+    add(scheduler, "a", 4)
+    scheduler.requests["b"] = scheduler.requests["a"]
+    with pytest.raises(RuntimeError, match=re.escape("queues hold ['a'], live requests are ['a', 'b']")):
+        scheduler.check_integrity()
+
+
+def test_integrity_sees_a_running_request_with_too_few_blocks() -> None:
+    scheduler = make()
+    request = add(scheduler, "a", 5)
+    step(scheduler)
+    scheduler.kv.pool.release([request.block_ids.pop()])
+    with pytest.raises(RuntimeError, match="has too few blocks for its computed tokens$"):
+        scheduler.check_integrity()
+
+
+def test_integrity_sees_progress_of_a_waiting_request() -> None:
+    scheduler = make()
+    add(scheduler, "a", 5).num_computed_tokens = 1
+    with pytest.raises(RuntimeError, match="is in `waiting`$"):
+        scheduler.check_integrity()
+
+
+def test_integrity_sees_more_running_requests_than_allowed() -> None:
+    scheduler = make()
+    for name in ("a", "b"):
+        add(scheduler, name, 4)
+    step(scheduler)
+    scheduler.max_num_seqs = 1
+    with pytest.raises(RuntimeError, match="^2 running requests, the cap is 1$"):
+        scheduler.check_integrity()
