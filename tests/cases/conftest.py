@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from e2e.conftest import make_llm, one_thread, solo, tiny_llama
 
 __all__ = ["make_llm", "one_thread", "solo", "tiny_llama"]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from e2e.engines import EngineMaker
 
+from e2e.engines import EngineMaker
 from isthmus import LLM
 from isthmus.testing.scripted import scripted_model, scripted_plugins
 from isthmus.testing.tiny_models import tiny_tokenizer
@@ -17,7 +17,7 @@ ScriptedLLM = Callable[[Sequence[str]], LLM]
 
 
 @pytest.fixture
-def scripted(make_llm: EngineMaker, tmp_path: Path) -> Iterator[ScriptedLLM]:
+def scripted(make_llm: EngineMaker, tmp_path: Path) -> ScriptedLLM:
     """scripted(pieces) -> an engine whose answer to PROMPT is those pieces, one token each."""
 
     def make(pieces: Sequence[str]) -> LLM:
@@ -29,4 +29,4 @@ def scripted(make_llm: EngineMaker, tmp_path: Path) -> Iterator[ScriptedLLM]:
         model = scripted_model(folder, tokenizer, [token_id for ids in script for token_id in ids])
         return make_llm(model, block_size=4, num_blocks=32, plugins=scripted_plugins())
 
-    yield make
+    return make

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from e2e.engines import EngineMaker, Solo, finish, greedy, num_used_blocks, random_prompt, submit, token_ids
 
+from e2e.engines import EngineMaker, Solo, finish, greedy, num_used_blocks, random_prompt, submit, token_ids
 from isthmus.errors import InvalidPromptError, NeverFitsError
 
 NUM_BLOCKS = 8
@@ -83,13 +83,9 @@ def test_length_that_nobody_asked_for_is_lowered_to_the_pool(make_llm: EngineMak
 
 
 @pytest.mark.parametrize("budget", [8, 2048])
-def test_pool_smaller_than_the_demand_of_all(
-    budget: int, make_llm: EngineMaker, tiny_llama: Path, solo: Solo
-) -> None:
+def test_pool_smaller_than_the_demand_of_all(budget: int, make_llm: EngineMaker, tiny_llama: Path, solo: Solo) -> None:
     """Each fits alone, together they need many times the pool: all finish, by waiting and preemption."""
-    llm = make_llm(
-        tiny_llama, block_size=4, num_blocks=NUM_BLOCKS, max_num_batched_tokens=budget, max_num_seqs=8
-    )
+    llm = make_llm(tiny_llama, block_size=4, num_blocks=NUM_BLOCKS, max_num_batched_tokens=budget, max_num_seqs=8)
     prompts = [random_prompt(length, seed=length) for length in (3, 4, 5, 12, 13, 20, 8, 7)]
     outputs = llm.generate(prompts, greedy(12))
     assert llm._core.scheduler.stats.num_preemptions > 0

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import astuple
 from pathlib import Path
 
 import pytest
-from e2e.engines import EngineMaker, Solo, finish, greedy, random_prompt, submit, token_ids
 
+from e2e.engines import EngineMaker, Solo, finish, greedy, random_prompt, submit, token_ids
 from isthmus import LLM
 from isthmus.errors import DuplicateRequestError
 
@@ -24,9 +25,7 @@ def refuse_second(llm: LLM) -> None:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 30], ids="after_{}_steps".format)
-def test_second_is_refused(
-    num_steps: int, stream: bool, make_llm: EngineMaker, tiny_llama: Path, solo: Solo
-) -> None:
+def test_second_is_refused(num_steps: int, stream: bool, make_llm: EngineMaker, tiny_llama: Path, solo: Solo) -> None:
     """In every state of the first: waiting, in the middle of its prompt (chunks of 32), decoding."""
     llm = make_llm(tiny_llama, max_num_batched_tokens=32)
     submit(llm, {"x": FIRST}, LONG, stream=stream)
@@ -79,7 +78,8 @@ def test_counters_never_fall(make_llm: EngineMaker, tiny_llama: Path) -> None:
         refuse_second(llm)
         llm._frontend.step()
         seen.append(astuple(stats))
-    assert all(after >= before for one, next_one in zip(seen, seen[1:], strict=False) for before, after in zip(one, next_one, strict=True))
+    for before, after in itertools.pairwise(seen):
+        assert all(new >= old for old, new in zip(before, after, strict=True))
     assert min(seen[0]) >= 0
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from e2e.engines import EngineMaker, Solo, greedy, random_prompt, run, seeded, token_ids
 
+from e2e.engines import EngineMaker, Solo, greedy, random_prompt, run, seeded, token_ids
 from isthmus import SamplingParams
 
 LENGTHS = {4: (1, 3, 4, 5, 8, 9, 12), 16: (15, 16, 17, 31, 32, 33, 48), 32: (31, 32, 33, 64, 65)}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from e2e.engines import EngineMaker, Solo, finish, greedy, num_used_blocks, random_prompt, seeded, submit, token_ids
 
+from e2e.engines import EngineMaker, Solo, finish, greedy, num_used_blocks, random_prompt, seeded, submit, token_ids
 from isthmus import LLM, SamplingParams
 from isthmus.scheduler.output import RequestDelta
 

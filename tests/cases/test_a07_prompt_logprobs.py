@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from e2e.engines import EngineMaker, Solo, greedy, random_prompt, run, token_ids
 
+from e2e.engines import EngineMaker, Solo, greedy, random_prompt, run, token_ids
 from isthmus import RequestOutput
 
 SHARED = random_prompt(16, seed=0)
@@ -25,7 +25,9 @@ def values(output: RequestOutput) -> list[float]:
     assert entries is not None
     assert len(entries) == len(output.prompt_token_ids)
     assert entries[0] is None
-    found = [entry[token].logprob for token, entry in zip(output.prompt_token_ids[1:], entries[1:], strict=True) if entry]
+    found = [
+        entry[token].logprob for token, entry in zip(output.prompt_token_ids[1:], entries[1:], strict=True) if entry
+    ]
     assert len(found) == len(entries) - 1
     assert all(-1e9 < value <= 0 for value in found)
     return found

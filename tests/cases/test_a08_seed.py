@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from e2e.engines import EngineMaker, Solo, random_prompt, run, seeded, token_ids
 
+from e2e.engines import EngineMaker, Solo, random_prompt, run, seeded, token_ids
 from isthmus import LLM, SamplingParams
 
 PROMPT = random_prompt(12, seed=1)
@@ -41,7 +41,9 @@ def test_neighbours_do_not_matter(filters: dict[str, object], make_llm: EngineMa
 
 def test_seed_matters(make_llm: EngineMaker, tiny_llama: Path) -> None:
     llm = make_llm(tiny_llama)
-    outputs = llm.generate([PROMPT] * 8, [seeded(16, seed=seed) for seed in (0, 1, 2, -1, 2**62, 2**63 - 1, -(2**63), 3)])
+    outputs = llm.generate(
+        [PROMPT] * 8, [seeded(16, seed=seed) for seed in (0, 1, 2, -1, 2**62, 2**63 - 1, -(2**63), 3)]
+    )
     assert len({tuple(token_ids(output)) for output in outputs}) == 8
 
 
@@ -49,9 +51,7 @@ def test_seed_matters(make_llm: EngineMaker, tiny_llama: Path) -> None:
 def test_chunks_preemption_and_company_do_not_matter(
     budget: int, make_llm: EngineMaker, tiny_llama: Path, solo: Solo
 ) -> None:
-    llm = make_llm(
-        tiny_llama, block_size=4, num_blocks=20, max_num_batched_tokens=budget, max_num_seqs=8
-    )
+    llm = make_llm(tiny_llama, block_size=4, num_blocks=20, max_num_batched_tokens=budget, max_num_seqs=8)
     prompts = [random_prompt(length, seed=length) for length in (5, 16, 17, 20, 9, 31)]
     params = [seeded(24, seed=index) for index in range(6)]
     outputs = llm.generate(prompts, params)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.engines import EngineMaker, greedy, random_prompt, run, token_ids
 
+from e2e.engines import EngineMaker, greedy, random_prompt, run, token_ids
 from isthmus import LLM, SamplingParams
 from isthmus.errors import InvalidParamsError
 from isthmus.testing.tiny_models import VOCAB_SIZE
@@ -66,7 +66,12 @@ def test_streamed(make_llm: EngineMaker, tiny_llama: Path) -> None:
     llm = make_llm(tiny_llama)
     runs = {
         name: token_ids(
-            run(llm, PROMPT, SamplingParams(temperature=5.0, max_tokens=8, ignore_eos=True, seed=3, **top_k), streamed=True)
+            run(
+                llm,
+                PROMPT,
+                SamplingParams(temperature=5.0, max_tokens=8, ignore_eos=True, seed=3, **top_k),
+                streamed=True,
+            )
         )
         for name, top_k in OFF.items()
     }

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.engines import EngineMaker, Solo, greedy, random_prompt, run, token_ids
 
+from e2e.engines import EngineMaker, Solo, greedy, random_prompt, run, token_ids
 from isthmus import LLM, FinishReason, SamplingParams
 from isthmus.errors import InvalidParamsError
 
@@ -75,9 +75,7 @@ def test_only_allowed_id_ends_the_text_before_min_tokens(
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 @sampling
-def test_one_of_two_is_left(
-    sampling: dict[str, Any], streamed: bool, make_llm: EngineMaker, tiny_llama: Path
-) -> None:
+def test_one_of_two_is_left(sampling: dict[str, Any], streamed: bool, make_llm: EngineMaker, tiny_llama: Path) -> None:
     llm = make_llm(tiny_llama)
     k, q = id_of(llm, "k"), id_of(llm, "q")
     bias = {k: 100.0}

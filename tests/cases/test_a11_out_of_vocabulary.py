@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.engines import EngineMaker, Solo, greedy, random_prompt, run, token_ids
 
+from e2e.engines import EngineMaker, Solo, greedy, random_prompt, run, token_ids
 from isthmus import LLM, SamplingParams
 from isthmus.errors import InvalidParamsError, InvalidPromptError, RequestError
 from isthmus.testing.tiny_models import tiny_model
@@ -34,9 +34,7 @@ def assert_refused(llm: LLM, error: type[RequestError], message: str, prompt: An
 
 @pytest.mark.parametrize("token_id", [PADDED, PADDED + 10, 2**31 - 1, -1])
 @pytest.mark.parametrize("name", ["logit_bias", "logit_bias as text", "allowed_token_ids", "stop_token_ids"])
-def test_parameters(
-    name: str, token_id: int, make_llm: EngineMaker, padded: Path, solo: Solo
-) -> None:
+def test_parameters(name: str, token_id: int, make_llm: EngineMaker, padded: Path, solo: Solo) -> None:
     llm = make_llm(padded)
     field, _, as_text = name.partition(" ")
     value: Any = [token_id]

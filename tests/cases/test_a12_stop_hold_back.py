@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+
 from cases.scripts import PROMPT, ScriptedLLM, scripted
 from e2e.engines import greedy, run
-
 from isthmus import LLM
 
 __all__ = ["scripted"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from cases.scripts import PROMPT, ScriptedLLM, scripted
 from e2e.engines import EngineMaker, greedy, random_prompt, run, token_ids
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from cases.scripts import PROMPT, ScriptedLLM, scripted
 from e2e.engines import greedy, run
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from e2e.engines import PROGRAM, EngineMaker, greedy, random_prompt, token_ids
 from safetensors.torch import load_file, save_file
 
+from e2e.engines import PROGRAM, EngineMaker, greedy, random_prompt, token_ids
 from isthmus.errors import CheckpointError
 from isthmus.testing.tiny_models import tiny_model
 
@@ -123,5 +123,3 @@ def test_command_line(damage: Damage, complete: Path, tmp_path: Path) -> None:
     assert missing in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
-
-

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e.engines import EngineMaker, greedy, run, token_ids
 
+from e2e.engines import EngineMaker, greedy, run, token_ids
 from isthmus.testing.tiny_models import PROMPTS, VOCAB_SIZE
 
 PROMPT = PROMPTS[0]
@@ -78,9 +78,7 @@ def test_tokenizers_own_id_stops_beside_the_declared_ones(
     assert (output.token_ids, output.finish_reason) == ([eos], "stop")
 
 
-def test_requests_side_by_side(
-    unstopped: list[int], make_llm: EngineMaker, tiny_llama: Path, tmp_path: Path
-) -> None:
+def test_requests_side_by_side(unstopped: list[int], make_llm: EngineMaker, tiny_llama: Path, tmp_path: Path) -> None:
     llm = make_llm(declare(tiny_llama, tmp_path / "model", FILES[0], [unstopped[5]]))
     stopping, ignoring = llm.generate([PROMPT] * 2, [greedy(20, ignore_eos=False), greedy(20)])
     assert (token_ids(stopping), token_ids(ignoring)) == (unstopped[:6], unstopped)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from e2e.engines import PROGRAM, EngineMaker
 
+from e2e.engines import PROGRAM, EngineMaker
 from isthmus.errors import NoPlatformError
 
 NAME = "acme"

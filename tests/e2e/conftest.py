@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from e2e.engines import EngineMaker, Solo
 
+from e2e.engines import EngineMaker, Solo
 from isthmus.testing.tiny_models import tiny_model
 
 

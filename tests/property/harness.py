@@ -177,14 +177,7 @@ class Run:
             expected = Answer.DUPLICATE
         elif never_fits(arrival, self.limits):
             expected = Answer.NEVER_FITS
-        try:
-            self.scheduler.add_request(request)
-            answer = Answer.ACCEPTED
-        except DuplicateRequestError:
-            answer = Answer.DUPLICATE
-        except NeverFitsError as error:
-            assert error.needed_blocks > error.available_blocks == self.limits.num_blocks
-            answer = Answer.NEVER_FITS
+        answer = self._submit(request)
         assert answer is expected, f"{arrival}: {answer}"
         if self.reference:
             assert self.reference.add(arrival) is expected
@@ -194,6 +187,15 @@ class Run:
         if answer is Answer.ACCEPTED:
             story.solo = solo(arrival, self.limits, self.scenario.model)
             self.live[arrival.request_id] = story
+
+    def _submit(self, request: Request) -> Answer:
+        try:
+            self.scheduler.add_request(request)
+        except DuplicateRequestError:
+            return Answer.DUPLICATE
+        except NeverFitsError:
+            return Answer.NEVER_FITS
+        return Answer.ACCEPTED
 
     def _check_schedule(self, output: SchedulerOutput) -> None:
         counts = output.num_scheduled_tokens

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
+
 from isthmus.sampling_params import SamplingParams
 from isthmus.testing.fake_device import FakeModel
 from isthmus.testing.reference_scheduler import Abort, Arrival, Limits, max_total_tokens
-
 from property.harness import Scenario
 
 NUM_NEW_CASES_VARIABLE = "ISTHMUS_PROPERTY_CASES"
@@ -42,7 +42,8 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     limits = _limits(draw, arrivals, block_size, max_model_len)
     if draw(st.integers(0, 4)) == 0:
         arrivals.append(_oversize(arrivals[0], limits))
-    events = [*draw(st.permutations([*arrivals, *aborts])), *draw(_resubmission(arrivals[0]))]
+    events: list[Arrival | Abort] = [*arrivals, *aborts]
+    events = [*draw(st.permutations(events)), *draw(_resubmission(arrivals[0]))]
     return Scenario(
         limits,
         tuple(sorted(events, key=lambda event: event.step)),
@@ -57,12 +58,8 @@ def _tokens(bits: int, count: int) -> tuple[int, ...]:
 
 
 @st.composite
-def _arrivals(
-    draw: st.DrawFn, name: str, names: list[str], stems: list[tuple[int, ...]], block_size: int
-) -> Arrival:
-    """A beginning of a shared stem, often an exact multiple of the block size, and a short tail of its own. Now and then
-    under an id that others use, too.
-    """
+def _arrivals(draw: st.DrawFn, name: str, names: list[str], stems: list[tuple[int, ...]], block_size: int) -> Arrival:
+    """A beginning of a shared stem, often of whole blocks, and a short tail; now and then under somebody else's id."""
     stem = draw(st.sampled_from(stems))
     shared = draw(st.one_of(st.sampled_from(range(block_size, len(stem) + 1, block_size)), st.integers(0, len(stem))))
     tail = draw(st.sampled_from((0, 0, 1, 2, block_size))) if shared else 1

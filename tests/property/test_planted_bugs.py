@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 from hypothesis import Phase, given, settings
+
 from isthmus.outputs import FinishReason
 from isthmus.scheduler import scheduler as scheduler_module
 from isthmus.scheduler.block_pool import BlockPool

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from hypothesis import given
+
 from property.harness import Scenario, check
 from property.scenarios import profile, scenarios
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+
 from isthmus.scheduler.block_pool import NULL_BLOCK, BlockPool
 
 
@@ -159,14 +160,14 @@ def test_integrity_sees_a_used_block_on_the_free_list() -> None:
     pool = BlockPool(2)
     pool.take(1)
     pool._free[1] = None
-    with pytest.raises(RuntimeError, match="^block 1 has 1 references and is on the free list$"):
+    with pytest.raises(RuntimeError, match=r"^block 1 has 1 references and is on the free list$"):
         pool.check_integrity({1: 1})
 
 
 def test_integrity_sees_a_lost_block() -> None:
     pool = BlockPool(2)
     del pool._free[2]
-    with pytest.raises(RuntimeError, match="^block 2 has 0 references and is not on the free list$"):
+    with pytest.raises(RuntimeError, match=r"^block 2 has 0 references and is not on the free list$"):
         pool.check_integrity({})
 
 
@@ -174,7 +175,7 @@ def test_integrity_sees_a_hash_without_its_block() -> None:
     pool = BlockPool(2)
     published(pool, 1)
     pool._hash_of[1] = None
-    with pytest.raises(RuntimeError, match="^1 indexed hashes, 0 hashed blocks$"):
+    with pytest.raises(RuntimeError, match=r"^1 indexed hashes, 0 hashed blocks$"):
         pool.check_integrity({1: 1})
 
 
@@ -182,5 +183,5 @@ def test_integrity_sees_a_hash_at_the_wrong_block() -> None:
     pool = BlockPool(2)
     published(pool, 2)
     pool._by_hash[name(1)] = 2
-    with pytest.raises(RuntimeError, match="^the index maps a hash to block 2, which does not have it$"):
+    with pytest.raises(RuntimeError, match=r"^the index maps a hash to block 2, which does not have it$"):
         pool.check_integrity({1: 1, 2: 1})

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 import pytest
+
 from isthmus.sampling_params import SamplingParams
 from isthmus.scheduler.block_pool import BlockPool
 from isthmus.scheduler.kv_cache_manager import NO_HIT, KVCacheManager, PrefixHit

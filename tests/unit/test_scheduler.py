@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
+
 from isthmus.config import CacheConfig, SchedulerConfig
 from isthmus.errors import DuplicateRequestError, NeverFitsError
 from isthmus.outputs import FinishReason
@@ -46,7 +47,9 @@ def add(scheduler: Scheduler, request_id: str, prompt: int | Sequence[int], **pa
 def outputs_for(scheduler: Scheduler, output: SchedulerOutput) -> ModelRunnerOutput:
     """TOKEN wherever the known tokens end."""
     live = scheduler.requests
-    ends = [name in live and live[name].num_computed_tokens == live[name].num_tokens for name in output.num_scheduled_tokens]
+    ends = [
+        name in live and live[name].num_computed_tokens == live[name].num_tokens for name in output.num_scheduled_tokens
+    ]
     return ModelRunnerOutput([[TOKEN] if end else [] for end in ends])
 
 
@@ -89,7 +92,9 @@ def test_a_request_larger_than_the_pool_is_refused_and_the_others_run() -> None:
     assert scheduler.kv.pool.num_used == 0
 
 
-@pytest.mark.parametrize(("prompt", "max_tokens", "fits"), [(128, 1, True), (127, 2, True), (128, 2, False), (129, 1, False)])
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "fits"), [(128, 1, True), (127, 2, True), (128, 2, False), (129, 1, False)]
+)
 def test_the_last_token_needs_no_slot(prompt: int, max_tokens: int, fits: bool) -> None:
     scheduler = make(block_size=16, num_blocks=8, max_num_batched_tokens=512)
     if fits:
@@ -469,14 +474,14 @@ def test_integrity_sees_a_running_request_with_too_few_blocks() -> None:
     request = add(scheduler, "a", 5)
     step(scheduler)
     scheduler.kv.pool.release([request.block_ids.pop()])
-    with pytest.raises(RuntimeError, match="has too few blocks for its computed tokens$"):
+    with pytest.raises(RuntimeError, match=r"has too few blocks for its computed tokens$"):
         scheduler.check_integrity()
 
 
 def test_integrity_sees_progress_of_a_waiting_request() -> None:
     scheduler = make()
     add(scheduler, "a", 5).num_computed_tokens = 1
-    with pytest.raises(RuntimeError, match="is in `waiting`$"):
+    with pytest.raises(RuntimeError, match=r"is in `waiting`$"):
         scheduler.check_integrity()
 
 
@@ -486,5 +491,5 @@ def test_integrity_sees_more_running_requests_than_allowed() -> None:
         add(scheduler, name, 4)
     step(scheduler)
     scheduler.max_num_seqs = 1
-    with pytest.raises(RuntimeError, match="^2 running requests, the cap is 1$"):
+    with pytest.raises(RuntimeError, match=r"^2 running requests, the cap is 1$"):
         scheduler.check_integrity()

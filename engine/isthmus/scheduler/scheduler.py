@@ -177,7 +177,7 @@ class Scheduler:
                 if victim is request:
                     break
                 blocks = kv.allocate(request, num_new)
-            if blocks is None:
+            if blocks is None:  # It gave way itself; what it held may do for those behind it.
                 continue
             chosen.append((request, num_new, blocks))
             step.budget -= num_new

@@ -193,7 +193,7 @@ class ReferenceScheduler:
         return sum(self._limits.blocks_for(live.num_stored + self._batch.get(live, 0)) for live in self._running)
 
     def _continue_running(self) -> list[_Live]:
-        """Each running request in turn takes what it can; for blocks it drives others, or itself, out. Returns those."""
+        """Each running request in turn takes what it can; for blocks it drives others or itself out. Returns those."""
         victims: list[_Live] = []
         for live in tuple(self._running):
             if live in victims:
