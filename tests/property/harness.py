@@ -221,7 +221,7 @@ class Run:
         assert num_cached == 0 or self.caching
         self.seen["prefix hits"] += num_cached > 0
         self.seen["full prefix hits"] += num_cached > 0 and num_tokens - num_cached == self.limits.block_size
-        if not story.num_admissions:
+        if self.caching and not story.num_admissions:
             self.seen["prefix_cache_queries"] += num_tokens
             self.seen["prefix_cache_hits"] += num_cached
         story.num_admissions += 1

@@ -44,12 +44,13 @@ class KVCacheManager:
         """Blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
-    def lookup(self, request: Request) -> PrefixHit:
-        """The longest cached prefix, at most num_tokens - 1 tokens: the last one must run to give logits.
+    def reads_cache(self, request: Request) -> bool:
+        """Whether the request may use cached blocks. One that wants prompt_logprobs never does: they have no logits."""
+        return self.enable_prefix_caching and request.params.prompt_logprobs is None
 
-        Requests that want prompt_logprobs never read the cache: cached positions have no logits.
-        """
-        if not self.enable_prefix_caching or request.params.prompt_logprobs is not None:
+    def lookup(self, request: Request) -> PrefixHit:
+        """The longest cached prefix, at most num_tokens - 1 tokens: the last one must run to give logits."""
+        if not self.reads_cache(request):
             return NO_HIT
         hit: list[int] = []
         for block_hash in self._hashes(request, (request.num_tokens - 1) // self.block_size):

@@ -32,7 +32,7 @@ PREEMPTION_WARNING_INTERVAL = 50
 
 @dataclass(slots=True)
 class SchedulerStats:
-    """Totals since the start; none ever decreases. Prefix statistics are counted once an admission, in tokens."""
+    """Totals since the start; none ever decreases. Prefix statistics count tokens, once a request, where it may read the cache."""
 
     num_steps: int = 0
     num_scheduled_tokens: int = 0
@@ -218,8 +218,9 @@ class Scheduler:
         request.status = RequestStatus.RUNNING
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = min(hit.num_cached_tokens, request.num_prompt_tokens)
-            self.stats.prefix_cache_queries += request.num_tokens
-            self.stats.prefix_cache_hits += hit.num_cached_tokens
+            if self.kv.reads_cache(request):
+                self.stats.prefix_cache_queries += request.num_tokens
+                self.stats.prefix_cache_hits += hit.num_cached_tokens
         step.new.append(
             NewRequestData(
                 request_id=request.request_id,
