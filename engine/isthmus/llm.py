@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+from jinja2 import TemplateError
+
 from isthmus.config import EngineConfig, from_kwargs, with_values
 from isthmus.engine.client import InprocClient
 from isthmus.engine.frontend import Frontend
@@ -69,6 +72,11 @@ class LLM:
     def setup(self) -> EngineSetup:
         """Platform, checkpoint and the provenance of every setting."""
         return self._setup
+
+    @property
+    def num_threads(self) -> int:
+        """Host threads that one operation may use."""
+        return torch.get_num_threads()
 
     def generate(
         self,
@@ -168,13 +176,16 @@ class LLM:
             )
 
         def render(conversation: Sequence[Message]) -> Prompt:
-            text = tokenizer.apply_chat_template(
-                [dict(message) for message in conversation],
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                chat_template=chat_template,
-                **(kwargs or {}),
-            )
+            try:
+                text = tokenizer.apply_chat_template(
+                    [dict(message) for message in conversation],
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt,
+                    chat_template=chat_template,
+                    **(kwargs or {}),
+                )
+            except TemplateError as error:
+                raise InvalidPromptError(f"the chat template refuses this conversation: {error}") from error
             ids = tokenizer.encode(cast(str, text), add_special_tokens=False)
             return {"prompt": text, "prompt_token_ids": ids}
 

@@ -81,9 +81,7 @@ def _names(node: ast.expr) -> set[str]:
 
 def test_no_mutable_module_state() -> None:
     files = [path for source in SOURCES for path in sorted(source.rglob("*.py"))]
-    found = {
-        f"{path.relative_to(ROOT)}:{name}" for path in files for name in mutable_state(path.read_text())
-    }
+    found = {f"{path.relative_to(ROOT)}:{name}" for path in files for name in mutable_state(path.read_text())}
     assert len(files) > 40
     assert sorted(found - ALLOWED) == []
     assert sorted(ALLOWED - found) == [], "exceptions that are no longer needed"

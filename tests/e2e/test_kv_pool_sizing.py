@@ -1,4 +1,4 @@
-"""How many KV blocks an engine gets: what is free, the fraction, the cap, the explicit number; never more than useful."""
+"""How many KV blocks an engine gets: what is free, the fraction, the cap, the explicit number; at most what is useful."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from isthmus_cpu.platform import CpuPlatform
 
 from isthmus import LLM, SamplingParams
 from isthmus.errors import ConfigError, NeverFitsError
 from isthmus.platforms import MemoryStats
 from isthmus.testing.tiny_models import tiny_model
+from isthmus_cpu.platform import CpuPlatform
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
 BLOCK = 16
@@ -88,7 +88,9 @@ def test_an_explicit_number_of_blocks_is_taken_as_it_is(model: Path, monkeypatch
 
 def test_no_room_for_one_block_is_an_error_with_the_numbers(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, free=1000)
-    with pytest.raises(ConfigError, match=r"cache\.memory_fraction=0\.5: gives the KV cache 500 bytes, one block of 16"):
+    with pytest.raises(
+        ConfigError, match=r"cache\.memory_fraction=0\.5: gives the KV cache 500 bytes, one block of 16"
+    ):
         engine(model)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.initialization import no_init_weights
 
 from e2e.engines import assert_idle, greedy
@@ -79,23 +79,18 @@ def load_in_transformers(checkpoint: Checkpoint) -> Any:
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**checkpoint.config()), dtype=torch.float32)
     model.load_state_dict(dict(checkpoint.tensors(torch.float32)), strict=False, assign=True)
     model.tie_weights()
+    model.generation_config = GenerationConfig()  # without the checkpoint's end of sequence
     return model.eval()
 
 
-@torch.inference_mode()
 def reference(model: Any, prompt: Sequence[int]) -> Reference:
-    """The prompt alone: no padding can disturb it."""
-    token_ids: list[int] = []
-    gaps: list[float] = []
-    inputs, cache = torch.tensor([prompt]), None
-    while len(token_ids) < NUM_TOKENS:
-        output = model(inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        cache = output.past_key_values
-        values, ids = output.logits[0, -1].topk(2)
-        token_ids.append(int(ids[0]))
-        gaps.append(float(values[0] - values[1]))
-        inputs = ids[:1, None]
-    return Reference(list(prompt), token_ids, gaps)
+    """The prompt alone, so that no padding can disturb it, and past any end of sequence."""
+    options = GenerationConfig(
+        do_sample=False, max_new_tokens=NUM_TOKENS, output_logits=True, return_dict_in_generate=True, pad_token_id=0
+    )
+    generated = model.generate(torch.tensor([prompt]), generation_config=options)
+    best = torch.cat(generated.logits).topk(2).values
+    return Reference(list(prompt), generated.sequences[0, len(prompt) :].tolist(), (best[:, 0] - best[:, 1]).tolist())
 
 
 @pytest.fixture(scope="module", params=[32, 2048], ids="budget={}".format)

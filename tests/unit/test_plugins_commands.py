@@ -31,3 +31,16 @@ def test_taken_name_is_refused() -> None:
     registry.add("greet", add_greet)
     with pytest.raises(PluginError, match=r"^command 'greet' is already registered; choose another name$"):
         registry.add("greet", add_greet)
+
+
+def test_a_command_that_fails_is_left_out_and_the_others_live_on(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
+        raise OSError("no such tool")
+
+    registry = CommandRegistry()
+    registry.add("broken", broken)
+    registry.add("greet", add_greet)
+    parser = argparse.ArgumentParser()
+    registry.add_parsers(parser.add_subparsers())
+    assert parser.parse_args(["greet", "world"]).who == "world"
+    assert caplog.messages == ["command 'broken' is left out: OSError: no such tool"]

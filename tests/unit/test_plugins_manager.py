@@ -138,9 +138,7 @@ def test_same_module_under_two_names_keeps_the_first(cpu: EntryPoint) -> None:
 
 def test_module_without_hooks(add_plugin: AddPlugin) -> None:
     manager = load(add_plugin("acme"))
-    assert only_failure(manager).reason == (
-        "acme_plugin implements no hook; mark hooks with isthmus.plugins.hookimpl"
-    )
+    assert only_failure(manager).reason == ("acme_plugin implements no hook; mark hooks with isthmus.plugins.hookimpl")
 
 
 @pytest.mark.parametrize("name", ["auto", "NPU", "n-pu", "", "1npu"])

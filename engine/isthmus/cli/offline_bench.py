@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import resource
 import statistics
@@ -94,7 +93,7 @@ def measure(llm: LLM, items: Sequence[WorkItem], *, detokenize: bool = True, war
         platform=config.device.device,
         dtype=config.model.dtype,
         config_digest=digest(config),
-        num_threads=num_threads(),
+        num_threads=llm.num_threads,
         detokenize=detokenize,
         num_requests=len(outputs),
         num_prompt_tokens=num_prompt,
@@ -123,12 +122,6 @@ def commit(source: Path) -> str | None:
         return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*") if tracked else None
     except FileNotFoundError:  # no git here
         return None
-
-
-def num_threads() -> int:
-    """Threads that torch uses for one operation. Loads torch, which a command line must not do when it starts."""
-    threads: int = importlib.import_module("torch").get_num_threads()
-    return threads
 
 
 def _generate(llm: LLM, items: Sequence[WorkItem], *, detokenize: bool) -> list[RequestOutput]:

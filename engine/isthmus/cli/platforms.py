@@ -11,7 +11,7 @@ from isthmus import __version__
 from isthmus.cli.table import aligned
 from isthmus.plugins.commands import Subparsers
 from isthmus.plugins.entry import ONLY_BY_NAME
-from isthmus.plugins.manager import PluginManager, ProbeReport
+from isthmus.plugins.manager import PluginManager, ProbeReport, auto_candidates
 
 
 def add_parser(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
@@ -34,18 +34,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def auto_candidates(reports: Sequence[ProbeReport]) -> list[str]:
-    """The names of the best usable platforms: one is what "auto" takes, several are a tie."""
-    best = max((report.priority for report in reports), default=0)
-    return [report.name for report in reports if report.priority == best] if best > 0 else []
-
-
 def _text(plugins: PluginManager, reports: Sequence[ProbeReport]) -> str:
     head = ("PLATFORM", "USABLE", "PRIORITY", "DEVICES", "PLUGIN", "REASON")
     rows = [(r.name, _usable(r), str(r.priority), str(r.device_count), r.plugin, r.reason) for r in reports]
     parts = [aligned([head, *rows])]
     parts += [f"plugin {failure.name!r} is not in use: {failure.reason}" for failure in plugins.failures]
-    return "\n".join([*parts, "", _auto_line(auto_candidates(reports))])
+    return "\n".join([*parts, "", _auto_line([report.name for report in auto_candidates(reports)])])
 
 
 def _auto_line(candidates: Sequence[str]) -> str:
@@ -64,7 +58,7 @@ def _usable(report: ProbeReport) -> str:
 
 
 def _json(plugins: PluginManager, reports: Sequence[ProbeReport]) -> str:
-    candidates = auto_candidates(reports)
+    candidates = [report.name for report in auto_candidates(reports)]
     data = {
         "version": __version__,
         "platforms": [{**dataclasses.asdict(report), "usable": _usable(report)} for report in reports],

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from isthmus.errors import PluginError
+
+logger = logging.getLogger("isthmus")
 
 Subparsers = argparse._SubParsersAction
 """What `ArgumentParser.add_subparsers` returns; argparse has no public name for it."""
@@ -31,6 +34,9 @@ class CommandRegistry:
         return tuple(self._commands)
 
     def add_parsers(self, subparsers: Subparsers[argparse.ArgumentParser]) -> None:
-        """Let every command add its parser."""
-        for add_command in self._commands.values():
-            add_command(subparsers)
+        """Let every command add its parser. One that fails is left out with a warning; the others live on."""
+        for name, add_command in self._commands.items():
+            try:
+                add_command(subparsers)
+            except Exception as error:
+                logger.warning("command %r is left out: %s: %s", name, type(error).__name__, error)

@@ -251,9 +251,14 @@ def _report(offer: _Offer) -> ProbeReport:
     return ProbeReport(name, probe.priority, probe.reason, probe.device_count, offer.plugin)
 
 
+def auto_candidates(reports: Sequence[ProbeReport]) -> list[ProbeReport]:
+    """The best usable platforms: one is what "auto" takes, several are a tie, none is none."""
+    best = max((report.priority for report in reports), default=0)
+    return [report for report in reports if report.priority == best] if best > 0 else []
+
+
 def _best(reports: Sequence[ProbeReport]) -> ProbeReport | None:
-    usable = [report for report in reports if report.priority > 0]
-    top = [report for report in usable if report.priority == max(other.priority for other in usable)]
+    top = auto_candidates(reports)
     if len(top) > 1:
         names = " and ".join(repr(report.name) for report in top)
         options = " or ".join(f"--device {report.name}" for report in top)

@@ -32,7 +32,7 @@ PREEMPTION_WARNING_INTERVAL = 50
 
 @dataclass(slots=True)
 class SchedulerStats:
-    """Totals since the start; none ever decreases. Prefix statistics count tokens, once a request, where it may read the cache."""
+    """Totals since the start; none ever decreases. Prefix statistics count tokens, once a request that reads."""
 
     num_steps: int = 0
     num_scheduled_tokens: int = 0
