@@ -64,16 +64,9 @@ def test_rows_that_differ_do_not_mix(make_llm: EngineMaker, tiny_llama: Path) ->
 
 def test_streamed(make_llm: EngineMaker, tiny_llama: Path) -> None:
     llm = make_llm(tiny_llama)
+    rest: dict[str, Any] = {"temperature": 5.0, "seed": 3, "max_tokens": 8, "ignore_eos": True}
     runs = {
-        name: token_ids(
-            run(
-                llm,
-                PROMPT,
-                SamplingParams(temperature=5.0, max_tokens=8, ignore_eos=True, seed=3, **top_k),
-                streamed=True,
-            )
-        )
-        for name, top_k in OFF.items()
+        name: token_ids(run(llm, PROMPT, SamplingParams(**rest, **top_k), streamed=True)) for name, top_k in OFF.items()
     }
     assert all(ids == runs["omitted"] for ids in runs.values())
 

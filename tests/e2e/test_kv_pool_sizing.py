@@ -1,4 +1,4 @@
-"""How many KV blocks an engine gets: what is free, the fraction, the cap, the explicit number; at most what is useful."""
+"""How many KV blocks an engine gets: what is free, the fraction, the cap, the explicit number."""
 
 from __future__ import annotations
 

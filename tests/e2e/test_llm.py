@@ -72,9 +72,6 @@ def press_ctrl_c_twice() -> None:
     press_ctrl_c()
 
 
-# Results
-
-
 def test_results_come_in_input_order(make_llm: EngineMaker, tiny_llama: Path, solo: Solo) -> None:
     """Short requests end first; their outputs still stand where their prompts do."""
     llm = make_llm(tiny_llama, max_num_seqs=3)
@@ -136,9 +133,6 @@ def test_config_in_place_of_a_name(tiny_llama: Path) -> None:
         llm.generate([MANY[0]], greedy(3))
 
 
-# Faults of a request
-
-
 WRONG_PROMPTS: tuple[tuple[Any, str], ...] = (
     ([], "the prompt has no tokens; give at least one"),
     (None, "prompt of type NoneType; give a string or a list of token ids"),
@@ -184,9 +178,6 @@ def test_number_of_logprobs_is_limited(name: str, make_llm: EngineMaker, tiny_ll
         InvalidParamsError, match=rf"^SamplingParams\.{name}=21: at most 20; ask for fewer\nin prompt 0 of 1$"
     ):
         llm.generate([MANY[0]], greedy(4, **{name: 21}))
-
-
-# Faults of a step
 
 
 @pytest.mark.parametrize("at", ["before", "after"])
@@ -238,9 +229,6 @@ def test_stream_whose_step_failed_in_another_call(
     with pytest.raises(EngineDeadError) as error:
         next(stream)
     assert str(error.value) == "the request was lost when a step failed in another call; send it again"
-
-
-# Ctrl-C
 
 
 @pytest.mark.parametrize("press", [press_ctrl_c, press_ctrl_c_twice], ids=["once", "twice"])
@@ -295,9 +283,6 @@ def test_ctrl_c_in_generate_leaves_a_stream_alive(
             llm.generate(MANY, greedy(12))
     *_, last = stream
     assert token_ids(last) == solo(tiny_llama, MANY[1], greedy(12))
-
-
-# Streams
 
 
 @pytest.mark.parametrize("params", [greedy(10), seeded(10)], ids=["greedy", "seeded"])
@@ -376,9 +361,6 @@ def test_loop_left_early(make_llm: EngineMaker, tiny_llama: Path) -> None:
     assert_idle(llm)
 
 
-# Chat
-
-
 HELLO = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
 RENDERED = "<s>system: Be brief.</s>\nuser: Hello</s>\nassistant: "
 
@@ -411,9 +393,6 @@ def test_chat_without_a_template(make_llm: EngineMaker, tiny_llama: Path) -> Non
     llm.tokenizer.chat_template = None
     with pytest.raises(InvalidPromptError, match=r"has no chat template; use generate\(\), or give chat_template$"):
         llm.chat(HELLO, greedy(4))
-
-
-# Log-probabilities
 
 
 @pytest.fixture(scope="module")
@@ -466,9 +445,6 @@ def test_logprobs_only_where_asked(make_llm: EngineMaker, tiny_llama: Path) -> N
     ]
     assert sizes == [(None, None), (4, None), (None, 5), (None, None)]
     assert len({tuple(token_ids(output)) for output in outputs}) == 1
-
-
-# Limits and statistics
 
 
 def test_prefix_cache_counts(make_llm: EngineMaker, tiny_llama: Path) -> None:
@@ -525,9 +501,6 @@ def test_seeds_do_not_depend_on_the_batch(first: int, make_llm: EngineMaker, tin
     outputs = llm.generate(MANY, params)
     expected = [solo(tiny_llama, prompt, one) for prompt, one in zip(MANY, params, strict=True)]
     assert [token_ids(output) for output in outputs] == expected
-
-
-# Leaks
 
 
 @pytest.mark.parametrize("is_cached", [True, False], ids=["cache", "no_cache"])

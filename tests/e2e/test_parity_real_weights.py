@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
 from e2e.engines import assert_idle, greedy
@@ -26,20 +26,23 @@ NAMES = ("smollm2-135m-instruct", "gemma-3-270m")
 NUM_TOKENS = 64
 TIE = 1e-3
 """Logits. Float32 rounding moves them by about 1e-4."""
-BFLOAT16_TIE = 1.0
-"""Logits. bfloat16 has 8 significant bits, so logits of 16 to 32 lie 0.125 apart, and errors add up over the layers."""
+BFLOAT16_TIE = 0.25
+"""Logits. The best ones lie between 16 and 32, where neighbouring bfloat16 numbers are 0.125 apart: two steps."""
 MIN_COMPARED = 0.95
 BLOCK_SIZE = 16
 MAX_LEN = 256
-NUM_BLOCKS = 60
-"""The longest request fits; all sixteen at full length need more than twice as many."""
+NUM_BLOCKS = 84
+"""The longest request needs 14; all sixteen at full length need 123, or 108 with shared prefixes."""
 
 pytestmark = pytest.mark.timeout(600)
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Greedy continuation of a prompt by transformers; gaps: best minus second-best logit at each token."""
+    """What transformers answers greedily to a prompt.
+
+    gaps: best minus second-best logit at each token.
+    """
 
     prompt: list[int]
     token_ids: list[int]
@@ -60,17 +63,24 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="session", params=NAMES)
 def checkpoint(request: pytest.FixtureRequest) -> Checkpoint:
     return open_checkpoint(request.param)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def references(checkpoint: Checkpoint) -> list[Reference]:
+    """One forward of transformers a prompt, over a draft by isthmus, instead of 64.
+
+    The draft decides nothing: as far as it agrees with the best token after each of its own beginnings, it is, by
+    induction, what transformers would have generated; at the first place where it does not, the tests fail.
+    """
     torch.set_num_threads(2)
     prompts = real_prompts(checkpoint.tokenizer())
+    with LLM(str(checkpoint.path), device="cpu", dtype="float32", max_model_len=MAX_LEN, num_blocks=256) as engine:
+        drafts = [output.outputs[0].token_ids for output in engine.generate(prompts, greedy(NUM_TOKENS))]
     model = load_in_transformers(checkpoint)
-    return [reference(model, prompt) for prompt in prompts]
+    return [reference(model, prompt, draft) for prompt, draft in zip(prompts, drafts, strict=True)]
 
 
 def load_in_transformers(checkpoint: Checkpoint) -> Any:
@@ -79,18 +89,15 @@ def load_in_transformers(checkpoint: Checkpoint) -> Any:
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**checkpoint.config()), dtype=torch.float32)
     model.load_state_dict(dict(checkpoint.tensors(torch.float32)), strict=False, assign=True)
     model.tie_weights()
-    model.generation_config = GenerationConfig()  # without the checkpoint's end of sequence
     return model.eval()
 
 
-def reference(model: Any, prompt: Sequence[int]) -> Reference:
-    """The prompt alone, so that no padding can disturb it, and past any end of sequence."""
-    options = GenerationConfig(
-        do_sample=False, max_new_tokens=NUM_TOKENS, output_logits=True, return_dict_in_generate=True, pad_token_id=0
-    )
-    generated = model.generate(torch.tensor([prompt]), generation_config=options)
-    best = torch.cat(generated.logits).topk(2).values
-    return Reference(list(prompt), generated.sequences[0, len(prompt) :].tolist(), (best[:, 0] - best[:, 1]).tolist())
+@torch.inference_mode()
+def reference(model: Any, prompt: list[int], draft: list[int]) -> Reference:
+    """The prompt alone, so that no padding can disturb it."""
+    logits = model(torch.tensor([prompt + draft]), logits_to_keep=len(draft) + 1).logits[0, :-1]
+    best = logits.topk(2)
+    return Reference(prompt, best.indices[:, 0].tolist(), (best.values[:, 0] - best.values[:, 1]).tolist())
 
 
 @pytest.fixture(scope="module", params=[32, 2048], ids="budget={}".format)
@@ -138,7 +145,6 @@ def test_float32(
     llm: LLM,
     is_cached: bool,
     references: list[Reference],
-    record_property: Any,
 ) -> None:
     prompts = [expected.prompt for expected in references]
     before = llm._core.scheduler.stats.num_preemptions
@@ -148,7 +154,7 @@ def test_float32(
         for output in llm.generate(prompts[start : start + batch_size], greedy(NUM_TOKENS))
     ]
     num_compared = compare(outputs, references)
-    record_property("num_compared", num_compared)
+    print(f"{num_compared} of {NUM_TOKENS * len(prompts)} tokens compared")
     assert num_compared >= MIN_COMPARED * NUM_TOKENS * len(prompts)
     num_preemptions = llm._core.scheduler.stats.num_preemptions - before
     assert (num_preemptions > 0) == (batch_size > 1)
@@ -156,7 +162,7 @@ def test_float32(
     assert_idle(llm)
 
 
-def test_bfloat16(checkpoint: Checkpoint, references: list[Reference], record_property: Any) -> None:
+def test_bfloat16(checkpoint: Checkpoint, references: list[Reference]) -> None:
     """Rounding may decide a near-tie, and then the texts part; a clear choice of the float32 reference it may not."""
     prompts = [expected.prompt for expected in references]
     with LLM(str(checkpoint.path), device="cpu", dtype="bfloat16", max_model_len=MAX_LEN, num_blocks=256) as engine:
@@ -168,5 +174,5 @@ def test_bfloat16(checkpoint: Checkpoint, references: list[Reference], record_pr
                 assert expected.gaps[index] < BFLOAT16_TIE, f"prompt {number}, token {index}"
                 break
             num_equal += 1
-    record_property("num_equal", num_equal)
-    assert num_equal >= 0.3 * NUM_TOKENS * len(prompts)
+    print(f"{num_equal} of {NUM_TOKENS * len(prompts)} tokens equal before the first near-tie of each prompt")
+    assert num_equal >= 0.4 * NUM_TOKENS * len(prompts)
