@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from isthmus.checkpoints.base import Checkpoint
 from isthmus.errors import CheckpointError, UnsupportedModelError
 from isthmus.layers.embedding import VocabEmbedding
 from isthmus.layers.env import AttentionGroups, ForwardContext, ModelEnv, ParallelGroup
-from isthmus.layers.linear import ColumnLinear, LinearMethod, RowLinear
+from isthmus.layers.linear import ColumnLinear, RowLinear
 from isthmus.layers.param import kv_shards
 from isthmus.layers.rotary import RopeSpec, cos_sin_table
 from isthmus.models.loader import build_model, init_dummy, load_model
@@ -23,8 +24,17 @@ from isthmus.models.registry import ModelRegistry
 from isthmus.models.spec import ModelSpec
 from isthmus.ops.native import register_native
 from isthmus.ops.registry import KernelRegistry
-from isthmus.platforms import AttentionBackend, AttentionBatch, AttentionSpec, KVCacheLayout, SingleCommunicator
+from isthmus.platforms import (
+    AttentionBackend,
+    AttentionBatch,
+    AttentionSpec,
+    KVCacheLayout,
+    LinearBackend,
+    LinearSpec,
+    SingleCommunicator,
+)
 from isthmus.platforms.facts import DeviceInfo
+from isthmus.platforms.linear import NativeLinearBackend
 
 CPU = torch.device("cpu")
 CONFIG: dict[str, Any] = {
@@ -326,18 +336,49 @@ def test_heads_that_do_not_divide_are_refused() -> None:
     )
 
 
-def test_the_linear_method_can_be_replaced() -> None:
-    class Doubled(LinearMethod):
-        def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-            return 2 * super().apply(layer, x, bias)
+class DoublingBackend(NativeLinearBackend):
+    """Keeps the weight transposed, and doubles what it multiplies."""
 
-    layer = RowLinear(4, 4, make_env())
+    name = "doubling"
+
+    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+        return 2 * weight.T.contiguous()
+
+    def apply(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return x @ packed if bias is None else x @ packed + bias
+
+
+def test_a_backend_takes_the_weight_over_after_loading() -> None:
+    asked: list[LinearSpec] = []
+
+    def linear(spec: LinearSpec) -> LinearBackend:
+        asked.append(spec)
+        return DoublingBackend(spec)
+
+    layer = RowLinear(4, 3, replace(make_env(), linear=linear))
     layer.weight = layer.weight.on(CPU)
-    layer.weight.load("eye", torch.eye(4))
+    weight = torch.arange(12.0).view(3, 4)
+    layer.weight.load("w", weight)
     x = torch.arange(8.0).view(2, 4)
-    assert torch.equal(layer(x), x)
-    layer.method = Doubled()
-    assert torch.equal(layer(x), 2 * x)
+    assert torch.equal(layer(x), x @ weight.T)
+    layer.pack()
+    assert torch.equal(layer(x), 2 * (x @ weight.T))
+    assert layer.weight.untyped_storage().nbytes() == 0
+    assert asked == [LinearSpec(in_features=4, out_features=3, dtype=torch.float32)]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_packing_a_model_keeps_the_embedding_and_frees_the_rest(tied: bool) -> None:
+    spec = ModelSpec.from_hf({**CONFIG, "tie_word_embeddings": tied})
+    model = build_model(spec, replace(make_env(), linear=DoublingBackend), CPU)
+    init_dummy(model, 0)
+    hidden = torch.randn(3, spec.hidden_size, generator=torch.Generator().manual_seed(0))
+    before = model.compute_logits(hidden)
+    with torch.inference_mode():
+        model.pack()
+    torch.testing.assert_close(model.compute_logits(hidden), 2 * before)
+    kept = {name for name, param in model.named_parameters() if param.dim() == 2 and param.numel()}
+    assert kept == {"model.embed_tokens.weight"}
 
 
 @pytest.mark.parametrize(("rope_type", "limit"), [("dynamic", 64), ("longrope", 32)])

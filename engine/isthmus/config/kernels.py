@@ -31,6 +31,14 @@ class KernelConfig(Section):
             "priority that supports it.",
         ),
     ] = AUTO
+    linear: Annotated[
+        str | None,
+        Spec(
+            fallback=None,
+            help="Backend of linear layers; none takes, for each shape, the first of the platform's priority that "
+            "supports it.",
+        ),
+    ] = AUTO
     ops: Annotated[
         tuple[tuple[str, str], ...],
         Spec(check=_one_provider_each, help="Op and provider, where another than the platform's first is wanted."),

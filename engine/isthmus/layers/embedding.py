@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from isthmus.layers.env import ModelEnv
+from isthmus.layers.linear import PackedWeight
 from isthmus.layers.param import Param, Slot
 
 
@@ -22,6 +23,13 @@ class VocabEmbedding(nn.Module):
         self._end = min(self._start + rows, vocab_size)
         slot = Slot((vocab_size, hidden_size), dim=0, source=(self._start, self._end), target=0)
         self.weight = Param(torch.empty(rows, hidden_size, dtype=env.dtype, device=env.device), (slot,))
+        self._head = PackedWeight(self.weight, env)
+
+    def pack_head(self, *, is_embedding: bool) -> None:
+        """After loading: give the rows to the backend of `logits`, and free them if no ids are looked up here."""
+        self._head.pack(self.weight)
+        if not is_embedding:
+            self.weight.data = self.weight.data.new_empty(0)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """[T] int64 -> [T, hidden_size], the same on every rank"""
@@ -33,7 +41,7 @@ class VocabEmbedding(nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, hidden_size] -> [R, vocab_size] in the model's dtype, the same on every rank"""
-        local = F.linear(hidden, self.weight)
+        local = self._head.apply(hidden, self.weight)
         if self._tp.size == 1:
             return local
         return self._tp.comm.all_gather(local, dim=-1)[:, : self.vocab_size]

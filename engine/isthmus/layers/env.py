@@ -9,7 +9,15 @@ from typing import Any
 import torch
 
 from isthmus.ops.registry import BoundOps
-from isthmus.platforms import AttentionBackend, AttentionSpec, Communicator, SingleCommunicator
+from isthmus.platforms import (
+    AttentionBackend,
+    AttentionSpec,
+    Communicator,
+    LinearBackend,
+    LinearSpec,
+    SingleCommunicator,
+)
+from isthmus.platforms.linear import NativeLinearBackend
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +58,7 @@ class ModelEnv:
     dtype: torch.dtype
     kv_cache_dtype: torch.dtype
     block_size: int
+    linear: Callable[[LinearSpec], LinearBackend] = NativeLinearBackend
     device: torch.device = field(default_factory=lambda: torch.device("meta"))
     tp: ParallelGroup = field(default_factory=ParallelGroup)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,24 +11,45 @@ from torch import nn
 
 from isthmus.layers.env import ModelEnv
 from isthmus.layers.param import Param, Slot, divide, whole
+from isthmus.platforms import LinearSpec
 
 
-class LinearMethod:
-    """How a linear layer multiplies. Set another one as `layer.method` for packed or quantised weights."""
+class PackedWeight:
+    """A weight on its way to the kernels: as loaded, until `pack` hands it to the backend."""
 
-    def apply(self, layer: Linear, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """x [T, in] -> [T, out], bias included."""
-        return F.linear(x, layer.weight, bias)
+    def __init__(self, weight: torch.Tensor, env: ModelEnv) -> None:
+        out_features, in_features = weight.shape
+        self._backend = env.linear(LinearSpec(in_features, out_features, weight.dtype))
+        self._packed: Any = None
+
+    def pack(self, weight: torch.Tensor) -> None:
+        """Take the loaded weight over."""
+        self._packed = self._backend.pack(weight.detach())
+
+    def apply(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """x [T, in] -> [T, out]; `weight` is read only if it was not packed."""
+        if self._packed is None:
+            return F.linear(x, weight, bias)
+        return self._backend.apply(x, self._packed, bias)
 
 
 class Linear(nn.Module):
-    """What the two kinds share: weight [out, in], optional bias [out], the method. Sizes are this rank's."""
+    """What the two kinds share: weight [out, in], optional bias [out], the kernel. Sizes are this rank's."""
 
-    def __init__(self, weight: Param, bias: Param | None) -> None:
+    def __init__(self, weight: Param, bias: Param | None, env: ModelEnv) -> None:
         super().__init__()
         self.weight = weight
         self.bias = bias
-        self.method = LinearMethod()
+        self._kernel = PackedWeight(weight, env)
+
+    def pack(self) -> None:
+        """After loading: give the weight to the backend and free it."""
+        self._kernel.pack(self.weight)
+        self.weight.data = self.weight.data.new_empty(0)
+
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """x [T, in] -> [T, out]"""
+        return self._kernel.apply(x, self.weight, bias)
 
 
 class ColumnLinear(Linear):
@@ -60,12 +82,12 @@ class ColumnLinear(Linear):
         def param(*tail: int) -> Param:
             return Param(torch.empty(sum(lengths), *tail, dtype=env.dtype, device=env.device), slots(tail))
 
-        super().__init__(param(in_features), param() if bias else None)
+        super().__init__(param(in_features), param() if bias else None, env)
         self.split_sizes = lengths
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, in_features] -> [T, sum(split_sizes)]"""
-        return self.method.apply(self, x, self.bias)
+        return self.multiply(x, self.bias)
 
 
 class RowLinear(Linear):
@@ -76,10 +98,10 @@ class RowLinear(Linear):
         start = env.tp.rank * length
         slot = Slot((out_features, in_features), dim=1, source=(start, start + length), target=0)
         weight = Param(torch.empty(out_features, length, dtype=env.dtype, device=env.device), (slot,))
-        super().__init__(weight, whole((out_features,), env.dtype, env.device) if bias else None)
+        super().__init__(weight, whole((out_features,), env.dtype, env.device) if bias else None, env)
         self._tp = env.tp
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, in_features / tp_size] -> [T, out_features], the same on every rank"""
         bias = self.bias if self._tp.rank == 0 else None  # once in the sum
-        return self._tp.comm.all_reduce(self.method.apply(self, x, bias))
+        return self._tp.comm.all_reduce(self.multiply(x, bias))

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from isthmus.layers.env import ForwardContext, ModelEnv
+from isthmus.layers.linear import Linear
 from isthmus.models.spec import ModelSpec
 
 
@@ -35,3 +36,11 @@ class CausalLM(nn.Module, ABC):
     @abstractmethod
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, hidden_size] -> [R, vocab_size] in the model's dtype"""
+
+    def pack(self) -> None:
+        """Once, after loading: hand the weights of linear layers to their backends. A head of its own is the
+        subclass's business.
+        """
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.pack()

@@ -151,3 +151,7 @@ class LlamaForCausalLM(CausalLM):
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.lm_head.logits(hidden)
+
+    def pack(self) -> None:
+        super().pack()
+        self.lm_head.pack_head(is_embedding=self.lm_head is self.model.embed_tokens)

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from isthmus.errors import KernelError
-from isthmus.platforms import AttentionBackend, AttentionSpec, DeviceInfo
+from isthmus.platforms import AttentionBackend, AttentionSpec, DeviceInfo, LinearBackend, LinearSpec
 
 NATIVE = "native"
 OpFn = Callable[..., Any]
+Backend = TypeVar("Backend", AttentionBackend, LinearBackend)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,10 @@ class BoundOps:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionChoice:
+class Choice(Generic[Backend]):
     """The class that serves a spec, and why each better-placed one does not: (name, reason)."""
 
-    backend: type[AttentionBackend]
+    backend: type[Backend]
     rejected: tuple[tuple[str, str], ...] = ()
 
 
@@ -63,6 +64,7 @@ class KernelRegistry:
     ops: dict[str, Op] = field(default_factory=dict)
     _providers: dict[str, dict[str, OpFn]] = field(default_factory=dict)
     _attention: dict[str, type[AttentionBackend]] = field(default_factory=dict)
+    _linear: dict[str, type[LinearBackend]] = field(default_factory=dict)
 
     def define(self, op: Op) -> None:
         """Add an op with its native definition. Raises KernelError for a second definition of the name."""
@@ -86,6 +88,12 @@ class KernelRegistry:
         if backend.name in self._attention:
             raise KernelError(f"attention {backend.name!r} is already registered; choose another name")
         self._attention[backend.name] = backend
+
+    def add_linear(self, backend: type[LinearBackend]) -> None:
+        """Add a linear backend under its `name`."""
+        if backend.name in self._linear:
+            raise KernelError(f"linear {backend.name!r} is already registered; choose another name")
+        self._linear[backend.name] = backend
 
     def providers(self, name: str) -> Mapping[str, OpFn]:
         """Provider name -> function of op `name`."""
@@ -117,18 +125,35 @@ class KernelRegistry:
 
     def select_attention(
         self, spec: AttentionSpec, info: DeviceInfo, priority: Sequence[str], override: str | None = None
-    ) -> AttentionChoice:
+    ) -> Choice[AttentionBackend]:
         """The first backend of the priority that supports `spec`, native last.
 
         Raises KernelError, with every reason, if none does or the override does not.
         """
-        order = [override] if override is not None else [*(p for p in priority if p != NATIVE), NATIVE]
-        rejected: list[tuple[str, str]] = []
-        for name in order:
-            backend = self._attention.get(name)
-            reason = "not registered" if backend is None else backend.unsupported_reason(spec, info)
-            if backend is not None and reason is None:
-                return AttentionChoice(backend, tuple(rejected))
-            rejected.append((name, reason or ""))
-        why = "; ".join(f"{name}: {reason}" for name, reason in rejected)
-        raise KernelError(f"no attention backend for {spec}: {why}; registered: {', '.join(sorted(self._attention))}")
+        return _select("attention", self._attention, spec, info, priority, override)
+
+    def select_linear(
+        self, spec: LinearSpec, info: DeviceInfo, priority: Sequence[str], override: str | None = None
+    ) -> Choice[LinearBackend]:
+        """The same for linear layers."""
+        return _select("linear", self._linear, spec, info, priority, override)
+
+
+def _select(
+    kind: str,
+    registered: Mapping[str, type[Backend]],
+    spec: Any,
+    info: DeviceInfo,
+    priority: Sequence[str],
+    override: str | None,
+) -> Choice[Backend]:
+    order = [override] if override is not None else [*(name for name in priority if name != NATIVE), NATIVE]
+    rejected: list[tuple[str, str]] = []
+    for name in order:
+        backend = registered.get(name)
+        reason = "not registered" if backend is None else backend.unsupported_reason(spec, info)
+        if backend is not None and reason is None:
+            return Choice(backend, tuple(rejected))
+        rejected.append((name, reason or ""))
+    why = "; ".join(f"{name}: {reason}" for name, reason in rejected)
+    raise KernelError(f"no {kind} backend for {spec}: {why}; registered: {', '.join(sorted(registered))}")

@@ -1,4 +1,4 @@
-"""The contract between the engine and a hardware platform: four small ABCs and the data that crosses them.
+"""The contract between the engine and a hardware platform: five small ABCs and the data that crosses them.
 
 Everything a platform package needs is in this package, `isthmus.plugins` and `isthmus.ops`.
 """
@@ -15,6 +15,7 @@ from isthmus.platforms.comm import Communicator, GroupSpec, SingleCommunicator, 
 from isthmus.platforms.facts import DeviceInfo, MemoryStats
 from isthmus.platforms.graph import BatchShape, EagerBackend, GraphBackend
 from isthmus.platforms.interface import Platform
+from isthmus.platforms.linear import LinearBackend, LinearSpec
 
 __all__ = [
     "AttentionBackend",
@@ -29,6 +30,8 @@ __all__ = [
     "GraphSupport",
     "GroupSpec",
     "KVCacheLayout",
+    "LinearBackend",
+    "LinearSpec",
     "MemoryStats",
     "Platform",
     "SingleCommunicator",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,7 @@ from isthmus.models.registry import ModelRegistry
 from isthmus.models.spec import ModelSpec
 from isthmus.ops.native import register_native
 from isthmus.ops.registry import KernelRegistry
-from isthmus.platforms import AttentionBackend, AttentionSpec, Platform
+from isthmus.platforms import AttentionBackend, AttentionSpec, LinearBackend, LinearSpec, Platform
 from isthmus.plugins.manager import PluginManager
 from isthmus.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from isthmus.worker.kv_cache import bytes_per_block
@@ -62,7 +63,7 @@ class Worker:
         registry = KernelRegistry()
         register_native(registry)
         self._plugins.register_kernels(registry, platform)
-        groups = AttentionGroups(self._backend_factory(registry, device))
+        groups = AttentionGroups(self._attention_factory(registry, device))
         ops = registry.bind_ops(platform.kernel_priority(), dict(config.kernels.ops))
         env = ModelEnv(
             ops=ops,
@@ -70,6 +71,7 @@ class Worker:
             dtype=getattr(torch, config.model.dtype),
             kv_cache_dtype=getattr(torch, config.cache.kv_cache_dtype),
             block_size=config.cache.block_size,
+            linear=self._linear_factory(registry),
         )
         before = platform.memory_stats(device, reset_peak=True).allocated
         model = self._load(env, device)
@@ -95,15 +97,15 @@ class Worker:
             init_dummy(model, self._config.model.seed)
         else:
             load_weights(model, self._spec, self._checkpoint, env.dtype)
+        with torch.inference_mode():
+            model.pack()
         return model
 
-    def _backend_factory(
+    def _attention_factory(
         self, registry: KernelRegistry, device: torch.device
     ) -> Callable[[AttentionSpec], AttentionBackend]:
         info = self._platform.device_info(self._config.device.index)
-        priority = self._platform.kernel_priority()
-        order = priority.get("attention", priority.get("*", ()))
-        override = self._config.kernels.attention
+        order, override = self._order("attention"), self._config.kernels.attention
 
         def make(spec: AttentionSpec) -> AttentionBackend:
             choice = registry.select_attention(spec, info, order, override)
@@ -112,6 +114,24 @@ class Worker:
             return choice.backend(spec, device)
 
         return make
+
+    def _linear_factory(self, registry: KernelRegistry) -> Callable[[LinearSpec], LinearBackend]:
+        info = self._platform.device_info(self._config.device.index)
+        order, override = self._order("linear"), self._config.kernels.linear
+
+        @functools.cache
+        def make(spec: LinearSpec) -> LinearBackend:
+            choice = registry.select_linear(spec, info, order, override)
+            for name, reason in choice.rejected:
+                logger.info("linear %s not used: %s", name, reason)
+            return choice.backend(spec)
+
+        return make
+
+    def _order(self, kind: str) -> Sequence[str]:
+        """The platform's provider names for `kind`, best first."""
+        priority = self._platform.kernel_priority()
+        return priority.get(kind, priority.get("*", ()))
 
     def _size_pool(
         self, runner: ModelRunner, groups: AttentionGroups, device: torch.device, weights: int

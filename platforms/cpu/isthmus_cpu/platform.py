@@ -1,8 +1,8 @@
-"""The host CPU as a platform, on native kernels."""
+"""The host CPU as a platform: native attention and ops, linear layers on prepacked weights."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,3 +58,6 @@ class CpuPlatform(Platform):
             "scheduler.max_num_batched_tokens": 2048,
             "scheduler.max_num_seqs": 128,
         }
+
+    def kernel_priority(self) -> Mapping[str, Sequence[str]]:
+        return {"linear": ["onednn"]}
