@@ -25,10 +25,13 @@ $(VENV)/.dev: $(VENV)/.run
 	@$(PIP) install -c constraints/cpu.txt -e '.[dev]'
 	@touch $@
 
+MODEL := smollm2-135m-instruct
+QUESTION := What is the capital of France, and what is it famous for?
+
 demo: $(VENV)/.run
-	@$(BIN)/isthmus pull smollm2-135m-instruct
-	@$(BIN)/isthmus chat smollm2-135m-instruct --device cpu --temperature 0 --max-tokens 96 \
-		--message "What is the capital of France, and what is it famous for?"
+	@$(BIN)/isthmus pull $(MODEL)
+	@echo "> $(QUESTION)"
+	@$(BIN)/isthmus chat $(MODEL) --device cpu --temperature 0 --max-tokens 96 --message "$(QUESTION)"
 
 test: $(VENV)/.dev
 	@$(BIN)/python -m pytest

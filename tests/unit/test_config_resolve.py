@@ -52,6 +52,7 @@ def test_nothing_stays_auto_and_everything_has_a_source():
         "cache.memory_cap_bytes",
         "device.num_threads",
         "kernels.attention",
+        "kernels.linear",
     }
 
 

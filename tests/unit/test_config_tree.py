@@ -83,6 +83,7 @@ def test_defaults_are_those_of_the_design():
         "device.device",
         "device.num_threads",
         "kernels.attention",
+        "kernels.linear",
     }
     assert (config.model.seed, config.cache.enable_prefix_caching, config.scheduler.watermark) == (0, True, 0.0)
 
