@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from isthmus import LLM, SamplingParams
+from isthmus.cli.offline_bench import commit
 from isthmus.testing.tiny_models import tiny_model
 
 PROMPT_TOKENS = 32
@@ -58,7 +59,11 @@ def main() -> None:
             profiler = cProfile.Profile()
             profiler.runcall(cost, llm, args.running, args.tokens, detokenize=True)
             pstats.Stats(profiler).sort_stats("tottime").print_stats(30)
-        result = {"running": args.running, "tokens": args.tokens}
+        result: dict[str, object] = {
+            "commit": commit(Path(__file__)),
+            "running": args.running,
+            "tokens": args.tokens,
+        }
         for name, detokenize in (("us_per_token", True), ("us_per_token_ids_only", False)):
             rounds = [cost(llm, args.running, args.tokens, detokenize=detokenize) for _ in range(args.rounds)]
             result[name] = round(min(rounds), 2)

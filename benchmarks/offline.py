@@ -22,6 +22,8 @@ from typing import Any
 
 from workload import TEXT, Item, mixed
 
+from isthmus.cli.offline_bench import commit
+
 MODEL = "smollm2-135m-instruct"
 
 
@@ -137,7 +139,11 @@ def main() -> None:
             rows.append(spawn(engine, args))
             print(json.dumps(rows[-1]), flush=True)
     speed = {e: statistics.median(r["output_tokens_per_s"] for r in rows if r["engine"] == e) for e in RUNNERS}
-    summary = {"median_output_tokens_per_s": speed, "ratio": round(speed["isthmus"] / speed["transformers"], 2)}
+    summary = {
+        "commit": commit(Path(__file__)),
+        "median_output_tokens_per_s": speed,
+        "ratio": round(speed["isthmus"] / speed["transformers"], 2),
+    }
     print(json.dumps(summary))
     if args.out:
         args.out.write_text(json.dumps({"runs": rows, **summary}, indent=1) + "\n")
