@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from e2e.conftest import make_llm, one_thread, solo, tiny_llama
+from e2e.conftest import make_llm, solo, tiny_llama
 
-__all__ = ["make_llm", "one_thread", "solo", "tiny_llama"]
+__all__ = ["make_llm", "solo", "tiny_llama"]
 
 TIMEOUT_S = 30
 

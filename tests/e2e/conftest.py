@@ -6,19 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from e2e.engines import EngineMaker, Solo
 from isthmus.testing.tiny_models import tiny_model
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """More threads only cost time on tiny models."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from isthmus import LLM, SamplingParams
 from isthmus.errors import InvalidPromptError
@@ -16,7 +15,6 @@ PARAMS = SamplingParams(temperature=0, max_tokens=2)
 
 
 def test_a_template_that_refuses_is_a_request_error_and_a_missing_one_says_what_to_do(tmp_path: Path) -> None:
-    torch.set_num_threads(1)
     llm = LLM(str(tiny_model("llama", tmp_path / "model")), device="null")
     talk = [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]
     with pytest.raises(InvalidPromptError, match="the chat template refuses this conversation: no system role"):

@@ -34,7 +34,6 @@ TEXTS = (
 
 @pytest.fixture(scope="module", params=NAMES)
 def checkpoint(request: pytest.FixtureRequest) -> Checkpoint:
-    torch.set_num_threads(1)
     return open_checkpoint(request.param)
 
 

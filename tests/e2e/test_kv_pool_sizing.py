@@ -23,11 +23,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model("llama", tmp_path_factory.mktemp("tiny") / "llama")
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def bytes_per_block(llm: LLM) -> int:
     spec = llm.setup.spec
     return spec.num_layers * 2 * BLOCK * spec.num_kv_heads * spec.head_dim * 4

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from isthmus import LLM
 from isthmus.errors import CheckpointError
@@ -13,7 +12,6 @@ from isthmus.testing.tiny_models import tiny_model, tiny_tokenizer
 
 
 def test_another_tokenizer_is_used_or_refused(tmp_path: Path) -> None:
-    torch.set_num_threads(1)
     model = tiny_model("llama", tmp_path / "model")
     other = tiny_tokenizer()
     other.chat_template = "{{ messages[0]['content'] }}!"

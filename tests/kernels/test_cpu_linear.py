@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,14 +16,6 @@ from isthmus_cpu.platform import CpuPlatform
 
 INFO = CpuPlatform().device_info()
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,14 +18,6 @@ from isthmus.sampling_params import SamplingParams
 from isthmus.worker.sampler import Sampler, SamplerOutput
 
 VOCAB = 37
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def _logits(*shape: int, seed: int = 0, scale: float = 2.0) -> torch.Tensor:

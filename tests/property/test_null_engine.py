@@ -59,7 +59,6 @@ def answer(arrival: Arrival, vocab_size: int) -> tuple[list[int], FinishReason]:
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[bool, int, bool], LLM]:
     """(prefix cache, budget, tight pool) -> engine; used by all cases, one after the other."""
-    torch.set_num_threads(1)
     path = str(tiny_model("llama", tmp_path_factory.mktemp("null") / "model"))
     return {
         (cached, budget, tight): LLM(

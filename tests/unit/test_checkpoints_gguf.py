@@ -37,7 +37,6 @@ MODEL_CLASSES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma3":
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    torch.set_num_threads(1)
     monkeypatch.setenv("ISTHMUS_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 

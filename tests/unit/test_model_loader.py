@@ -118,11 +118,6 @@ class ThreadCommunicator(SingleCommunicator):
         return torch.cat(self._exchange(x), dim=dim)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def make_env(tp: ParallelGroup | None = None, dtype: torch.dtype = torch.float32) -> ModelEnv:
     kernels = KernelRegistry()
     register_native(kernels)

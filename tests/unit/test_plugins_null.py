@@ -16,11 +16,6 @@ SPEC = AttentionSpec(4, 2, 8, 16, torch.float32, torch.float32, 1.0)
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def native_sample(*arguments: Any) -> Any:
     raise AssertionError("the native sampler ran")
 
