@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import mmap
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -228,6 +229,25 @@ def test_cpu_memory_follows_an_allocation() -> None:
         after = platform.memory_stats(CPU)
     assert after.allocated - before.allocated > size * 0.9
     assert after.peak >= after.allocated
+
+
+def test_cpu_cache_memory_is_zero_and_costs_nothing_until_it_is_used() -> None:
+    platform = CpuPlatform()
+    before = platform.memory_stats(CPU).allocated
+    held = platform.zeros((16, 2**20, 4), torch.bfloat16, CPU)
+    assert (held.shape, held.dtype, held.is_contiguous()) == ((16, 2**20, 4), torch.bfloat16, True)
+    assert platform.memory_stats(CPU).allocated - before < held.nbytes / 4
+    held[3] = 1
+    assert (held[3] == 1).all()
+    assert not held[4].any()
+    assert platform.memory_stats(CPU).allocated - before > held[3].nbytes * 0.9
+
+
+def test_cpu_cache_memory_lives_as_long_as_a_view_of_it() -> None:
+    row = CpuPlatform().zeros((4, 5), torch.float32, CPU)[2]
+    row += 1
+    gc.collect()
+    assert row.tolist() == [1.0] * 5
 
 
 def test_cpu_config_defaults() -> None:

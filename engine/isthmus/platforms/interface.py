@@ -1,4 +1,4 @@
-"""What the engine asks of a hardware platform: 3 questions it must answer, 7 with working defaults."""
+"""What the engine asks of a hardware platform: 3 questions it must answer, 8 with working defaults."""
 
 from __future__ import annotations
 
@@ -56,6 +56,10 @@ class Platform(ABC):
     def release_cached_memory(self, device: torch.device) -> None:
         """Give the allocator's unused memory back. Default: the allocator keeps none."""
         return None
+
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Zero-filled memory of the KV cache, for as long as the tensor lives. Default: torch's allocator."""
+        return torch.zeros(tuple(shape), dtype=dtype, device=device)
 
     def async_to_host(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Start copying `tensor` to the host; the returned function waits and gives the host tensor.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from isthmus.layers.env import AttentionGroups
-from isthmus.platforms import KVCacheLayout
+from isthmus.platforms import KVCacheLayout, Platform
 from isthmus.scheduler.output import BlockOps
 
 
@@ -23,10 +23,10 @@ def bytes_per_block(groups: AttentionGroups) -> int:
 class KVCachePool:
     """`caches[layer]`: the tensors of that layer's layout, zero-filled, so that masked positions are always finite."""
 
-    def __init__(self, groups: AttentionGroups, num_blocks: int, device: torch.device) -> None:
+    def __init__(self, groups: AttentionGroups, num_blocks: int, platform: Platform, device: torch.device) -> None:
         self._groups = groups
         self.caches = tuple(
-            tuple(torch.zeros(tensor.shape, dtype=tensor.dtype, device=device) for tensor in layout.tensors)
+            tuple(platform.zeros(tensor.shape, tensor.dtype, device) for tensor in layout.tensors)
             for layout in layer_layouts(groups, num_blocks + 1)  # + the null block
         )
         self._device = device

@@ -82,7 +82,7 @@ class ModelRunner:
     def allocate(self, num_blocks: int) -> None:
         """Allocate the pool of `num_blocks` usable blocks. The old one, if any, is dropped first."""
         self._pool = None
-        self._pool = KVCachePool(self._groups, num_blocks, self._device)
+        self._pool = KVCachePool(self._groups, num_blocks, self._platform, self._device)
 
     @property
     def pool(self) -> KVCachePool:

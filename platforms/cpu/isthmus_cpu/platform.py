@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,6 +50,11 @@ class CpuPlatform(Platform):
         if reset_peak:
             reset_peak_resident(self._root)
         return MemoryStats(free=memory.available, total=memory.total, allocated=allocated, peak=peak)
+
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Pages that the kernel gives, zeroed, when they are first touched: a pool costs the memory that it uses."""
+        pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+        return torch.frombuffer(pages, dtype=dtype, count=math.prod(shape)).view(tuple(shape))
 
     def config_defaults(self, config: EngineConfig) -> Mapping[str, object]:
         """Half of the available memory, at most 4 GiB, for the cache: other programs live on this device."""
