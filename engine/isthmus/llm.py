@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from jinja2 import TemplateError
 
-from isthmus.config import EngineConfig, from_kwargs, with_values
+from isthmus.config import EngineConfig, from_kwargs
 from isthmus.engine.client import InprocClient
 from isthmus.engine.frontend import Frontend
 from isthmus.engine.input_processor import InputProcessor, ModelLimits, Prompt, eos_token_ids
 from isthmus.engine.output_processor import OutputProcessor
 from isthmus.engine.progress import Progress
 from isthmus.engine.setup import EngineSetup, make_core, prepare
-from isthmus.errors import EngineDeadError, InvalidPromptError, RequestError
+from isthmus.errors import ConfigError, EngineDeadError, InvalidPromptError, RequestError
 from isthmus.outputs import RequestOutput
 from isthmus.sampling_params import SamplingParams
 from isthmus.scheduler.request import Request
@@ -42,16 +42,14 @@ class LLM:
     """
 
     def __init__(self, model: str | EngineConfig, *, plugins: PluginManager | None = None, **settings: Any) -> None:
-        config = model if isinstance(model, EngineConfig) else from_kwargs(str(model), **settings)
+        config = _config(model, settings)
         self._setup = prepare(config, plugins)
         core = make_core(self._setup)
-        self._config = _fit_to_pool(self._setup, core.limits.num_device_blocks)
-        core.scheduler.max_model_len = self._config.model.max_model_len
         checkpoint = self._setup.checkpoint
         self.tokenizer: PreTrainedTokenizerBase = self._setup.tokenizer()
         limits = ModelLimits(
             vocab_size=self._setup.spec.vocab_size,
-            max_model_len=self._config.model.max_model_len,
+            max_model_len=core.config.model.max_model_len,
             eos_token_ids=eos_token_ids(checkpoint.generation_config(), checkpoint.config(), self.tokenizer),
         )
         self._core = core
@@ -66,7 +64,7 @@ class LLM:
     @property
     def config(self) -> EngineConfig:
         """The resolved configuration; no field is AUTO."""
-        return self._config
+        return self._core.config
 
     @property
     def setup(self) -> EngineSetup:
@@ -230,6 +228,15 @@ class LLM:
                 self._frontend.submit(request, text)
 
 
+def _config(model: str | EngineConfig, settings: Mapping[str, Any]) -> EngineConfig:
+    if not isinstance(model, EngineConfig):
+        return from_kwargs(str(model), **settings)
+    if settings:
+        given = ", ".join(sorted(settings))
+        raise ConfigError([f"{given}: given beside a whole EngineConfig; put it into that, with with_values()"])
+    return model
+
+
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     """One prompt or many? Text, a mapping, and a list that begins with an int are one."""
     if isinstance(prompts, (str, Mapping)) or (len(prompts) > 0 and isinstance(prompts[0], int)):
@@ -247,16 +254,6 @@ def _params_for(
             f"{len(prompts)} prompts but {len(given)} sampling_params; give one for all, or one for each"
         )
     return given
-
-
-def _fit_to_pool(setup: EngineSetup, num_blocks: int) -> EngineConfig:
-    """Lower a max_model_len that nobody asked for to what the KV pool holds, so that any accepted request can end."""
-    config = setup.config
-    holds = num_blocks * config.cache.block_size
-    asked = setup.resolved.provenance["model.max_model_len"].source == "user"
-    if asked or config.model.max_model_len <= holds:
-        return config
-    return with_values(config, {"model.max_model_len": holds})
 
 
 @contextmanager

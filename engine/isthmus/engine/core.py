@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from isthmus.config import EngineConfig
+from isthmus.config import EngineConfig, with_values
 from isthmus.errors import EngineDeadError
 from isthmus.executor.base import EngineLimits, Executor
 from isthmus.scheduler.output import RequestDelta
@@ -16,11 +16,20 @@ logger = logging.getLogger(__name__)
 
 
 class EngineCore:
-    """One scheduler over one executor. `config` must be resolved."""
+    """One scheduler over one executor.
 
-    def __init__(self, config: EngineConfig, executor: Executor) -> None:
+    config: resolved; `self.config` is what holds once the pool is sized.  may_lower_max_model_len: nobody asked for the
+    model's length, so it gives way to what the KV pool holds, and any accepted request can end.
+    """
+
+    def __init__(self, config: EngineConfig, executor: Executor, *, may_lower_max_model_len: bool = False) -> None:
         self._executor = executor
         self.limits: EngineLimits = executor.start(config)
+        pool_tokens = self.limits.num_device_blocks * config.cache.block_size
+        if may_lower_max_model_len and pool_tokens < config.model.max_model_len:
+            logger.info("model.max_model_len: %d → %d (the KV pool)", config.model.max_model_len, pool_tokens)
+            config = with_values(config, {"model.max_model_len": pool_tokens})
+        self.config = config
         self.scheduler = Scheduler(
             config.scheduler,
             config.cache,

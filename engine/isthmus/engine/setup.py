@@ -71,4 +71,5 @@ def make_core(setup: EngineSetup) -> EngineCore:
     def make_worker(config: EngineConfig) -> Worker:
         return Worker(config, setup.selection.platform, setup.plugins, setup.checkpoint, setup.spec)
 
-    return EngineCore(setup.config, UniprocExecutor(make_worker))
+    asked = setup.resolved.provenance["model.max_model_len"].source == "user"
+    return EngineCore(setup.config, UniprocExecutor(make_worker), may_lower_max_model_len=not asked)
