@@ -33,7 +33,6 @@ class RequestMetrics:
     """Moments of a request, in seconds of the monotonic clock of the process that made them; None = not reached."""
 
     arrival_s: float
-    first_scheduled_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None
 

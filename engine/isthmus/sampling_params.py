@@ -168,8 +168,6 @@ class SamplingParams:
     """Turn the output into text."""
     skip_special_tokens: bool = _setting(True, _flag)
     """Leave special tokens out of the text."""
-    spaces_between_special_tokens: bool = _setting(True, _flag)
-    """Put spaces between special tokens; only some tokenizers written in Python can honour it."""
     cache_salt: str | None = _setting(None, lambda value: _text(value, "a salt"), optional=True)
     """Requests share cached prefixes only with requests of the same salt."""
 

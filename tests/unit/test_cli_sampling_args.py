@@ -21,7 +21,6 @@ WITHOUT_FLAG = {
     "allowed_token_ids",
     "prompt_logprobs",
     "detokenize",
-    "spaces_between_special_tokens",
     "cache_salt",
 }
 

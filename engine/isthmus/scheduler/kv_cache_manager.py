@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from isthmus.scheduler.block_pool import BlockPool
-from isthmus.scheduler.output import BlockOps
+from isthmus.scheduler.output import NO_BLOCK_OPS, BlockOps
 from isthmus.scheduler.request import Request
 
 
@@ -105,7 +105,7 @@ class KVCacheManager:
 
     def take_block_ops(self) -> BlockOps:
         """Copies that the worker must do before the next forward."""
-        return BlockOps()
+        return NO_BLOCK_OPS
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Raises RuntimeError if the pool and the tables of `requests` disagree."""

@@ -32,7 +32,9 @@ class KVCachePool:
         self._device = device
 
     def apply(self, ops: BlockOps) -> None:
-        """Copies between blocks, before the forward."""
+        """Copies between blocks, before the forward. Raises ValueError for swaps: there is no host pool yet."""
+        if ops.swap_out or ops.swap_in:
+            raise ValueError(f"{ops} asks for swaps, and this worker has no host pool; schedule copies only")
         if ops.copy:
             src, dst = torch.tensor(ops.copy, dtype=torch.int64, device=self._device).unbind(1)
             for cache, group in zip(self.caches, self._groups.layer_groups, strict=True):

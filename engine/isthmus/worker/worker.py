@@ -15,7 +15,7 @@ from isthmus.config.load import DUMMY
 from isthmus.errors import ConfigError
 from isthmus.layers.env import AttentionGroups, ModelEnv
 from isthmus.models.base import CausalLM
-from isthmus.models.loader import build_model, init_dummy, load_weights
+from isthmus.models.loader import build_model, init_dummy, load_model
 from isthmus.models.registry import ModelRegistry
 from isthmus.models.spec import ModelSpec
 from isthmus.ops.native import register_native
@@ -92,11 +92,11 @@ class Worker:
     def _load(self, env: ModelEnv, device: torch.device) -> CausalLM:
         models = ModelRegistry()
         self._plugins.register_models(models)
-        model = build_model(self._spec, env, device, models)
         if self._config.load.format == DUMMY:
+            model = build_model(self._spec, env, device, models)
             init_dummy(model, self._config.model.seed)
         else:
-            load_weights(model, self._spec, self._checkpoint, env.dtype)
+            model = load_model(self._checkpoint, self._spec, env, device, models)
         with torch.inference_mode():
             model.pack()
         return model
