@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from isthmus.platforms.host_memory import read_memory
 from isthmus.plugins import Probe
 from isthmus.plugins.probing import TorchBuild, torch_build, visible_devices
-from isthmus_cpu.host import read_cpu, read_memory
+from isthmus_cpu.host import read_cpu
 from isthmus_cpu.platform import CpuPlatform
 from isthmus_cpu.probe import probe as probe_cpu
 from isthmus_cuda.probe import probe as probe_cuda

@@ -1,4 +1,7 @@
-"""`isthmus platforms`: what hardware there is, and why not. Loads no platform and no torch."""
+"""`isthmus platforms`: what hardware there is, and why not. Loads no platform and no torch.
+
+Below it: `certify` runs the conformance kit, `new` writes the skeleton of a platform package.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import json
 from collections.abc import Sequence
 
 from isthmus import __version__
+from isthmus.cli import certify
 from isthmus.cli.table import aligned
 from isthmus.plugins.commands import Subparsers
 from isthmus.plugins.entry import ONLY_BY_NAME
@@ -18,11 +22,13 @@ def add_parser(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
         "platforms",
-        help="list the platforms and which one is used",
-        description="List every installed platform, whether it is usable here, and why.",
+        help="list the platforms, certify one, start a new one",
+        description="Without a command: list every installed platform, whether it is usable here, and why.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run, parser=parser)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    certify.add_parser(commands)
 
 
 def run(args: argparse.Namespace) -> int:

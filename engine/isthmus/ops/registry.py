@@ -103,6 +103,10 @@ class KernelRegistry:
         """Name -> class of every registered attention backend."""
         return dict(self._attention)
 
+    def linear_backends(self) -> Mapping[str, type[LinearBackend]]:
+        """Name -> class of every registered linear backend."""
+        return dict(self._linear)
+
     def bind_ops(self, priority: Mapping[str, Sequence[str]], overrides: Mapping[str, str] | None = None) -> BoundOps:
         """Choose one provider per op: an override, else the first registered name of the priority, else native.
 

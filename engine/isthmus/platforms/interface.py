@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,6 +37,8 @@ class Platform(ABC):
     """Ray's resource key, if Ray can place this device."""
     profile_tokens: int | None = None
     """Tokens of the start-up profiling step; None = the whole token budget. A smaller step is scaled up linearly."""
+    unclaimed: Mapping[str, str] = MappingProxyType({})
+    """Areas of the conformance kit that this platform does not claim to pass: area -> why, for people."""
 
     @abstractmethod
     def device_info(self, index: int = 0) -> DeviceInfo:

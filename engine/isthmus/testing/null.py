@@ -8,6 +8,7 @@ chunking, preemption, caching and batch mates cannot change it, and a test can t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,7 @@ from isthmus.platforms import (
     MemoryStats,
     Platform,
 )
+from isthmus.platforms.host_memory import host_memory_stats
 
 if TYPE_CHECKING:
     from isthmus.config import EngineConfig
@@ -79,11 +81,20 @@ class NullGraphBackend(GraphBackend):
 
 
 class NullPlatform(Platform):
-    """A device that computes nothing and has a fixed amount of memory."""
+    """A device that computes nothing."""
 
     name = "null"
     device_type = "cpu"
     profile_tokens = 1
+    unclaimed = MappingProxyType(
+        {
+            "ops": "a token is a hash of its row's seed",
+            "attention": "attends to nothing",
+            "blocks": "stores nothing",
+            "model": "computes nothing",
+            "graph": "gives zeros instead of running the model",
+        }
+    )
 
     def device_info(self, index: int = 0) -> DeviceInfo:
         return DeviceInfo("NULL", "null", _TOTAL_BYTES, ("float32", "bfloat16", "float16"))
@@ -92,7 +103,8 @@ class NullPlatform(Platform):
         return torch.device(self.device_type)
 
     def memory_stats(self, device: torch.device, *, reset_peak: bool = False) -> MemoryStats:
-        return MemoryStats(free=_TOTAL_BYTES, total=_TOTAL_BYTES, allocated=0, peak=0)
+        """The host's, as far as it is counted: what a step takes is the process's own."""
+        return host_memory_stats(reset_peak=reset_peak)
 
     def config_defaults(self, config: EngineConfig) -> Mapping[str, object]:
         """A block count, because a pool sized from one-byte blocks would have a thousand million of them."""

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from isthmus.platforms import DeviceInfo, MemoryStats, Platform
-from isthmus_cpu.host import ROOT, read_cpu, read_memory, read_resident, reset_peak_resident
+from isthmus.platforms.host_memory import host_memory_stats, read_memory
+from isthmus_cpu.host import ROOT, read_cpu
 
 if TYPE_CHECKING:
     from isthmus.config import EngineConfig
@@ -40,16 +41,8 @@ class CpuPlatform(Platform):
         return torch.device(self.device_type)
 
     def memory_stats(self, device: torch.device, *, reset_peak: bool = False) -> MemoryStats:
-        """`allocated` and `peak` are the process's resident memory, Python and libraries included.
-
-        Where the kernel forbids resetting the high-water mark, `peak` stays that of the whole process: profiling then
-        finds too little room for the cache, never too much.
-        """
-        memory = read_memory(self._root)
-        allocated, peak = read_resident(self._root)
-        if reset_peak:
-            reset_peak_resident(self._root)
-        return MemoryStats(free=memory.available, total=memory.total, allocated=allocated, peak=peak)
+        """Resident memory of the whole process, see `host_memory_stats`."""
+        return host_memory_stats(reset_peak=reset_peak, root=self._root)
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Pages that the kernel gives, zeroed, when they are first touched: a pool costs the memory that it uses."""
