@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import warnings
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from types import ModuleType
@@ -13,7 +14,9 @@ import pytest
 
 from isthmus.config.field import AUTO
 from isthmus.errors import AmbiguousPlatformError, NoPlatformError, PluginError, UnknownPlatformError
-from isthmus.plugins import API_VERSION, PlatformEntry, Probe, hookimpl
+from isthmus.plugins import API_VERSION, PlatformEntry, Probe, hookimpl, hookspecs
+from isthmus.plugins import manager as manager_module
+from isthmus.plugins.entry import OLDEST_API_VERSION
 from isthmus.plugins.manager import PluginFailure, PluginManager, ProbeReport
 
 AddPlugin = Callable[..., EntryPoint]
@@ -100,12 +103,53 @@ def test_failed_plugin_leaves_no_hooks_behind(add_plugin: AddPlugin) -> None:
     assert called == []
 
 
-def test_other_api_version(add_plugin: AddPlugin) -> None:
-    manager = load(add_plugin("acme", entry("acme", api_version=99)))
-    assert only_failure(manager).reason == (
-        f"platform 'acme' speaks plugin API 99, this isthmus speaks {API_VERSION}; install versions that match"
+@pytest.fixture
+def versions_2_to_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if this isthmus spoke API 3 and still accepted plugins of API 2."""
+    monkeypatch.setattr(manager_module, "API_VERSION", 3)
+    monkeypatch.setattr(manager_module, "OLDEST_API_VERSION", 2)
+
+
+def test_this_version_is_in_the_range() -> None:
+    assert OLDEST_API_VERSION <= API_VERSION
+
+
+def test_platform_that_says_no_version_was_written_for_the_first() -> None:
+    """A default that followed API_VERSION would agree with whatever isthmus is installed."""
+    assert PlatformEntry("npu", lambda: Probe(1, ""), lambda: None).api_version == 1  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.usefixtures("versions_2_to_3")
+@pytest.mark.parametrize("version", [2, 3])
+def test_api_version_in_the_range(add_plugin: AddPlugin, version: int) -> None:
+    manager = load(add_plugin("acme", entry("npu", api_version=version)))
+    assert manager.failures == ()
+    assert manager.select("npu").name == "npu"
+
+
+@pytest.mark.usefixtures("versions_2_to_3")
+@pytest.mark.parametrize(
+    ("version", "reason"),
+    [
+        (4, "platform 'npu' speaks plugin API 4, this isthmus accepts 2 to 3; upgrade isthmus"),
+        (1, "platform 'npu' speaks plugin API 1, this isthmus accepts 2 to 3; upgrade its plugin"),
+        (0, "platform 'npu' speaks plugin API 0, this isthmus accepts 2 to 3; upgrade its plugin"),
+    ],
+)
+def test_api_version_out_of_the_range(add_plugin: AddPlugin, cpu: EntryPoint, version: int, reason: str) -> None:
+    manager = load(
+        add_plugin("acme", entry("npu", api_version=version)), add_plugin("toy", entry("toy", api_version=2))
     )
-    assert manager.platform_names == ()
+    assert only_failure(manager) == PluginFailure("acme", reason)
+    assert manager.platform_names == ("toy",)
+
+
+@pytest.mark.parametrize("version", ["1", 1.0, None, True])
+def test_api_version_that_is_no_whole_number(add_plugin: AddPlugin, version: Any) -> None:
+    assert only_failure(load(add_plugin("acme", entry("npu", api_version=version)))).reason == (
+        f"platform 'npu' has api_version={version!r}; this isthmus accepts {OLDEST_API_VERSION} to {API_VERSION};"
+        " give the whole number of the version that it was written for"
+    )
 
 
 def test_two_plugins_with_one_platform_name(add_plugin: AddPlugin, cpu: EntryPoint) -> None:
@@ -209,9 +253,9 @@ def test_probe_all_is_the_whole_table(add_plugin: AddPlugin, cpu: EntryPoint) ->
         disabled=("sleepy",),
     )
     assert manager.probe_all() == [
-        ProbeReport("npu", 100, "2 x A1", 2, "acme"),
-        ProbeReport("cpu", 1, "x86_64, 2 cores", 1, "cpu"),
-        ProbeReport("dpu", 0, "probe failed: OSError: bus error at 0x0", 0, "acme"),
+        ProbeReport("npu", 100, "2 x A1", 2, "acme", api_version=1),
+        ProbeReport("cpu", 1, "x86_64, 2 cores", 1, "cpu", api_version=1),
+        ProbeReport("dpu", 0, "probe failed: OSError: bus error at 0x0", 0, "acme", api_version=1),
         ProbeReport(
             "broken",
             0,
@@ -245,7 +289,7 @@ def test_auto_takes_the_best(add_plugin: AddPlugin, cpu: EntryPoint, device: Any
     selection = load(cpu, add_plugin("toy", entry("toy"))).select(device)
     platform: object = selection.platform
     assert (selection.name, platform) == ("toy", "toy platform")
-    assert selection.probe == ProbeReport("toy", 100, "found", 1, "toy")
+    assert selection.probe == ProbeReport("toy", 100, "found", 1, "toy", api_version=1)
     assert [report.name for report in selection.reports] == ["toy", "cpu"]
 
 
@@ -401,3 +445,74 @@ def test_failing_hook_names_its_plugin(add_plugin: AddPlugin, cpu: EntryPoint) -
         "plugin 'acme' failed in isthmus_register_models: KeyError: 'LlamaForCausalLM'; repair it, or set"
         " ISTHMUS_DISABLE_PLUGINS=acme"
     )
+
+
+# Deprecated hooks: the plugin goes on working, and whoever runs it is told.
+
+OLD_HOOK = "isthmus_old"
+TOLD = "plugin 'acme': isthmus_old is deprecated: use isthmus_new instead; isthmus 0.3.0 no longer has it"
+
+
+def old_hook(registry: Any, config: Any) -> None:
+    """A hook as it was."""
+
+
+@pytest.fixture
+def deprecated_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    warning = hookspecs.deprecated("isthmus_old", use="isthmus_new", removed_in="0.3.0")
+    monkeypatch.setattr(hookspecs, OLD_HOOK, hookspecs.hookspec(warn_on_impl=warning)(old_hook), raising=False)
+
+
+@pytest.fixture
+def deprecated_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    warning = hookspecs.deprecated("argument 'config' of isthmus_old", use="PluginManager.select", removed_in="0.3.0")
+    spec = hookspecs.hookspec(warn_on_impl_args={"config": warning})(old_hook)
+    monkeypatch.setattr(hookspecs, OLD_HOOK, spec, raising=False)
+
+
+@pytest.mark.usefixtures("deprecated_hook")
+@pytest.mark.parametrize("action", ["default", "error", "ignore"])
+def test_deprecated_hook_is_told_in_the_log(
+    add_plugin: AddPlugin, cpu: EntryPoint, caplog: pytest.LogCaptureFixture, action: Any
+) -> None:
+    """Whatever Python is asked to do with warnings: it shows none, and the plugin loads."""
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter(action)
+        manager = load(add_plugin("acme", entry("npu"), isthmus_old=lambda registry: None), cpu)
+    assert manager.failures == ()
+    assert manager.platform_names == ("cpu", "npu")
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [("WARNING", TOLD)]
+    assert shown == []
+
+
+@pytest.mark.usefixtures("deprecated_hook")
+def test_deprecated_hook_is_still_called(add_plugin: AddPlugin) -> None:
+    called: list[object] = []
+    manager = load(add_plugin("acme", isthmus_old=lambda registry: called.append(registry)))
+    manager._call_all(OLD_HOOK, registry="models", config=None)
+    assert called == ["models"]
+
+
+@pytest.mark.usefixtures("deprecated_hook")
+def test_every_plugin_with_a_deprecated_hook_is_named(add_plugin: AddPlugin, caplog: pytest.LogCaptureFixture) -> None:
+    load(*(add_plugin(name, isthmus_old=lambda registry: None) for name in ("acme", "toy")))
+    assert caplog.messages == [TOLD, TOLD.replace("acme", "toy")]
+
+
+@pytest.mark.usefixtures("deprecated_argument")
+def test_deprecated_argument_is_told_to_those_who_take_it(
+    add_plugin: AddPlugin, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = load(
+        add_plugin("acme", isthmus_old=lambda config: None), add_plugin("toy", isthmus_old=lambda registry: None)
+    )
+    assert manager.failures == ()
+    assert caplog.messages == [
+        "plugin 'acme': argument 'config' of isthmus_old is deprecated: use PluginManager.select instead;"
+        " isthmus 0.3.0 no longer has it"
+    ]
+
+
+def test_the_plugins_in_this_repository_use_no_deprecated_hook(caplog: pytest.LogCaptureFixture) -> None:
+    PluginManager.load()
+    assert [message for message in caplog.messages if "deprecated" in message] == []

@@ -21,6 +21,15 @@ if TYPE_CHECKING:
 hookspec = pluggy.HookspecMarker("isthmus")
 
 
+def deprecated(what: str, *, use: str, removed_in: str) -> DeprecationWarning:
+    """What plugins that still implement a hook are told: `@hookspec(warn_on_impl=deprecated(...))`.
+
+    what: the hook, or "argument 'x' of hook" in `warn_on_impl_args={"x": deprecated(...)}`.
+    use: what replaces it.  removed_in: the version of isthmus that no longer has it.
+    """
+    return DeprecationWarning(f"{what} is deprecated: use {use} instead; isthmus {removed_in} no longer has it")
+
+
 @hookspec
 def isthmus_platforms() -> Sequence[PlatformEntry]:  # type: ignore[empty-body]
     """Offer platforms.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -14,7 +15,7 @@ import pluggy
 
 from isthmus.errors import AmbiguousPlatformError, NoPlatformError, PluginError, UnknownPlatformError
 from isthmus.plugins import hookspecs
-from isthmus.plugins.entry import API_VERSION, UNUSABLE, PlatformEntry, Probe
+from isthmus.plugins.entry import API_VERSION, OLDEST_API_VERSION, UNUSABLE, PlatformEntry, Probe
 
 if TYPE_CHECKING:
     from isthmus.config import EngineConfig
@@ -44,13 +45,16 @@ class PluginFailure:
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """One line of the platform table. `plugin` is the name of the entry point that brings the platform."""
+    """One line of the platform table. `plugin` is the name of the entry point that brings the platform, `api_version`
+    the version of the contract that it speaks, 0 if it was not loaded.
+    """
 
     name: str
     priority: int
     reason: str
     device_count: int
     plugin: str
+    api_version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +166,7 @@ class PluginManager:
             raise PluginError(f"another installed plugin is also named {name!r}; uninstall one of the two")
         plugin = entry_point.load()
         try:
-            self._hooks.register(plugin, name)
+            self._register(name, plugin)
             self._hooks.check_pending()
             if not self._hooks.get_hookcallers(plugin):
                 raise PluginError(f"{entry_point.value} implements no hook; mark hooks with isthmus.plugins.hookimpl")
@@ -172,6 +176,14 @@ class PluginManager:
                 self._hooks.unregister(name=name)
             raise
         self._offers.update(offers)
+
+    def _register(self, name: str, plugin: object) -> None:
+        """Register, and log what pluggy warns of: Python hides it by default, or makes it an error on request."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            self._hooks.register(plugin, name)
+        for warning in caught:
+            logger.warning("plugin %r: %s", name, warning.message)
 
     def _read_offers(self, name: str, plugin: object) -> dict[str, _Offer]:
         offers: dict[str, _Offer] = {}
@@ -230,13 +242,23 @@ class PluginManager:
 def _check_entry(entry: object) -> None:
     if not isinstance(entry, PlatformEntry):
         raise PluginError(f"isthmus_platforms gave {entry!r}; it must give PlatformEntry objects")
-    if entry.api_version != API_VERSION:
-        raise PluginError(
-            f"platform {entry.name!r} speaks plugin API {entry.api_version}, this isthmus speaks {API_VERSION};"
-            " install versions that match"
-        )
+    _check_api_version(entry)
     if entry.name == AUTO or not re.fullmatch(r"[a-z][a-z0-9_]*", entry.name):
         raise PluginError(f"platform name {entry.name!r} is not allowed; use [a-z][a-z0-9_]*, other than 'auto'")
+
+
+def _check_api_version(entry: PlatformEntry) -> None:
+    version: object = entry.api_version
+    accepted = f"this isthmus accepts {OLDEST_API_VERSION} to {API_VERSION}"
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise PluginError(
+            f"platform {entry.name!r} has api_version={version!r}; {accepted}; give the whole number of the version"
+            " that it was written for"
+        )
+    if version > API_VERSION:
+        raise PluginError(f"platform {entry.name!r} speaks plugin API {version}, {accepted}; upgrade isthmus")
+    if version < OLDEST_API_VERSION:
+        raise PluginError(f"platform {entry.name!r} speaks plugin API {version}, {accepted}; upgrade its plugin")
 
 
 def _report(offer: _Offer) -> ProbeReport:
@@ -248,7 +270,9 @@ def _report(offer: _Offer) -> ProbeReport:
     except Exception as error:
         probe = Probe(UNUSABLE, f"probe failed: {_describe(error)}")
         logger.warning("platform %r of plugin %r: %s", name, offer.plugin, probe.reason)
-    return ProbeReport(name, probe.priority, probe.reason, probe.device_count, offer.plugin)
+    return ProbeReport(
+        name, probe.priority, probe.reason, probe.device_count, offer.plugin, offer.entry.api_version
+    )
 
 
 def auto_candidates(reports: Sequence[ProbeReport]) -> list[ProbeReport]:
