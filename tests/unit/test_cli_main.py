@@ -133,8 +133,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
             "try: isthmus config show --help\n",
         ),
         (
-            ["platforms", "extra"],
-            "isthmus platforms: error: unrecognized arguments: extra\ntry: isthmus platforms --help\n",
+            ["platforms", "new", "acme", "extra"],
+            "isthmus platforms new: error: unrecognized arguments: extra\ntry: isthmus platforms new --help\n",
         ),
         (
             ["generate", "m", "--max-tok", "4"],  # abbreviations would change meaning with the next new flag
@@ -167,6 +167,17 @@ def test_wrong_command_lines(argv: list[str], message: str, capsys: pytest.Captu
         main(argv)
     assert exit_info.value.code == 2
     assert capsys.readouterr() == ("", message)
+
+
+def test_an_unknown_command_below_platforms(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["platforms", "extra"])
+    assert exit_info.value.code == 2
+    # Whether argparse quotes the choices depends on Python's version.
+    assert capsys.readouterr().err.replace("'", "") == (
+        "isthmus platforms: error: argument COMMAND: invalid choice: extra (choose from certify, new)\n"
+        "try: isthmus platforms --help\n"
+    )
 
 
 def test_a_plugin_brings_a_command(monkeypatch: pytest.MonkeyPatch) -> None:

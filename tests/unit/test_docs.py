@@ -18,18 +18,26 @@ import yaml
 
 import isthmus
 from isthmus.cli.main import COMMANDS, main
-from isthmus.platforms import AttentionBackend, GraphBackend, Platform
+from isthmus.conformance.areas import AREAS
+from isthmus.platforms import AttentionBackend, GraphBackend, LinearBackend, Platform
 from isthmus.plugins import hookspecs
+from unit.nox_table import noxfile
 
 ROOT = Path(__file__).parents[2]
 ENGINE = ROOT / "engine" / "isthmus"
 DOCS = ROOT / "docs"
 PAGES = sorted(
-    [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("platforms/*/README.md"), ROOT / "benchmarks/README.md"]
+    [
+        *ROOT.glob("*.md"),
+        *DOCS.rglob("*.md"),
+        *ROOT.glob("platforms/*/README.md"),
+        *ROOT.glob("examples/*/README.md"),
+        ROOT / "benchmarks/README.md",
+    ]
 )
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXAMPLE_FILES = ("isthmus_acme/", "test_acme_ops.py")
-"""Files of the package that writing-a-platform.md builds."""
+EXAMPLE_FILES = ("isthmus_acme/", "conformance-")
+"""Files of the package that writing-a-platform.md builds, and reports that it makes."""
 
 
 def name_of(page: Path) -> str:
@@ -140,7 +148,8 @@ def test_commands_that_are_named_exist(page: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("page", [*DOCS.glob("*.md"), *ROOT.glob("platforms/*/README.md")], ids=name_of)
 def test_flags_that_are_named_exist(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    known = flags(re.sub(r"[\[\],|]", " ", help_of(["generate"], capsys)))
+    commands = (["generate"], ["platforms", "certify"])
+    known = flags(re.sub(r"[\[\],|]", " ", "".join(help_of(command, capsys) for command in commands)))
     for code in snippets(page):
         if code.startswith("--"):
             assert flags(code) <= known, f"{code}: no such flag"
@@ -166,9 +175,14 @@ def test_the_readme_lists_every_platform() -> None:
 
 def test_the_page_on_platforms_names_the_whole_contract() -> None:
     named = set(snippets(DOCS / "writing-a-platform.md"))
-    for contract in (Platform, AttentionBackend, GraphBackend):
+    for contract in (Platform, AttentionBackend, LinearBackend, GraphBackend):
         wanted = {f"{contract.__name__}.{method}" for method in contract.__abstractmethods__}
         assert wanted <= named
+
+
+def test_the_page_on_platforms_lists_the_areas_of_the_kit() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (.+) \|$", (DOCS / "writing-a-platform.md").read_text(), re.MULTILINE)
+    assert rows == [(area.name, "nothing" if area.level is None else str(area.level), area.covers) for area in AREAS]
 
 
 def test_terms_are_those_of_the_code() -> None:
@@ -236,8 +250,47 @@ class TestWorkflow:
         supported = [name.rpartition(" ")[2] for name in PROJECT["classifiers"] if "Python :: 3." in name]
         assert self.workflow["jobs"]["test"]["strategy"]["matrix"]["python"] == supported
 
+    def commands(self, program: str) -> list[str]:
+        """First arguments of the steps that call `program`."""
+        return [
+            line.removeprefix(program) for step in self.steps() if (line := str(step.get("run"))).startswith(program)
+        ]
+
     def test_jobs_run_the_targets_of_the_makefile(self) -> None:
         targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-        called = [str(step["run"]).split()[1] for step in self.steps() if str(step.get("run", "")).startswith("make ")]
+        called = [command.split()[0] for command in self.commands("make ")]
         assert called == ["check", "test"]
         assert set(called) <= set(targets)
+
+    def test_jobs_run_the_sessions_of_nox(self) -> None:
+        conformance, device = (self.workflow["jobs"][name] for name in ("conformance", "device"))
+        assert self.commands("nox -s ") == ["kit-faults", '"conformance(${{ matrix.session }})"', '"$SESSION"']
+        assert conformance["strategy"]["matrix"] == {"session": [row.session for row in noxfile.HOSTED]}
+        assert device["env"]["SESSION"] == "conformance(${{ inputs.device }})"
+        assert noxfile.kit_faults.name == "kit-faults"
+
+    def test_nox_is_the_one_of_the_dev_extra(self) -> None:
+        assert self.workflow["env"]["NOX"] in PROJECT["optional-dependencies"]["dev"]
+        for name, job in self.workflow["jobs"].items():
+            runs = [str(step.get("run")) for step in job["steps"]]
+            if any(run.startswith("nox ") for run in runs):
+                assert 'python -m pip install "$NOX"' in runs, name
+
+    def test_reports_are_kept_whatever_they_say(self) -> None:
+        for name in ("conformance", "device"):
+            upload = self.workflow["jobs"][name]["steps"][-1]
+            assert upload["uses"].startswith("actions/upload-artifact@")
+            assert upload["if"] == "always()"
+            assert upload["with"]["path"] == f"{noxfile.REPORTS}/"
+
+    def test_devices_are_reached_by_hand_only(self) -> None:
+        """YAML reads the key `on` as true."""
+        triggers = self.workflow[True]
+        assert "pull_request_target" not in triggers
+        choice = triggers["workflow_dispatch"]["inputs"]["device"]
+        assert (choice["type"], choice["default"]) == ("choice", "none")
+        assert choice["options"] == ["none", *(row.session for row in noxfile.DEVICES)]
+        own = {name: job for name, job in self.workflow["jobs"].items() if "self-hosted" in job["runs-on"]}
+        assert list(own) == ["device"]
+        assert own["device"]["runs-on"] == ["self-hosted", "isthmus-${{ inputs.device }}"]
+        assert own["device"]["if"] == "github.event_name == 'workflow_dispatch' && inputs.device != 'none'"

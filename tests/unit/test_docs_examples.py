@@ -4,10 +4,11 @@ writing-a-platform.md.
 
 from __future__ import annotations
 
+import ast
 import logging
 import re
-import subprocess
 import sys
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
@@ -17,8 +18,10 @@ import torch
 
 from isthmus import LLM, SamplingParams
 from isthmus.cli.main import main
+from isthmus.conformance.skeleton import render
 from isthmus.platforms.native_attention import NativeAttentionBackend
 from isthmus.testing.tiny_models import PROMPTS, tiny_model
+from unit.installing import ISTHMUS, install, run, use, write
 
 ROOT = Path(__file__).parents[2]
 ENGINE = ROOT / "engine" / "isthmus"
@@ -79,58 +82,70 @@ def test_the_stack_is_that_of_the_architecture_page(
         assert [*stack, kernel] == table
 
 
-def files_of_the_package(page: str) -> dict[str, str]:
-    """Path -> content of each block that a line with its path announces; a later one replaces an earlier one."""
-    blocks = re.findall(r"^`([\w./]+)`:\n\n```\w+\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert blocks
-    return dict(blocks)
-
-
-def install(files: Mapping[str, str], folder: Path) -> Path:
-    """Install the package as a stranger would, without a network; the directory that it is in."""
-    for name, content in files.items():
-        path = folder / "source" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-    target = folder / "site"
-    options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--disable-pip-version-check"]
-    command = [sys.executable, "-m", "pip", "install", *options, "--target", str(target), str(folder / "source")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return target
-
-
-def use(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in [name for name in sys.modules if name.partition(".")[0] == "isthmus_acme"]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.syspath_prepend(target)
-
-
-def generate(model: Path, device: str) -> list[list[int]]:
-    """Tokens of prompts in small chunks, each twice, so that the second finds a prefix of the first."""
-    with LLM(str(model), device=device, dtype="float32", max_num_batched_tokens=16, max_num_seqs=4) as llm:
-        outputs = llm.generate([prompt for prompt in PROMPTS for _ in range(2)], GREEDY, progress=False)
-    return [output.outputs[0].token_ids for output in outputs]
-
-
 @pytest.fixture(scope="module")
 def page() -> str:
     return (ROOT / "docs/writing-a-platform.md").read_text()
 
 
+def shown_files(page: str) -> dict[str, str]:
+    """Path -> content of each block that a line with its path announces."""
+    return dict(re.findall(r"^`([\w./]+)`:\n\n```\w+\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
+
+
+def shown_functions(page: str) -> list[tuple[str, str]]:
+    """(path, function) of each block that replaces a function of a file."""
+    return re.findall(r"^In `([\w./]+)`:\n\n```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+
+
+def with_function(source: str, function: str) -> str:
+    """`source` with its function or method of the same name replaced."""
+    (new,) = ast.parse(textwrap.dedent(function)).body
+    assert isinstance(new, ast.FunctionDef)
+    (old,) = [
+        node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef) and node.name == new.name
+    ]
+    first = min([old.lineno, *(decorator.lineno for decorator in old.decorator_list)])
+    lines = source.splitlines(keepends=True)
+    return "".join([*lines[: first - 1], function, *lines[old.end_lineno :]])
+
+
+def generate(model: Path, device: str) -> list[list[int]]:
+    """Tokens of prompts in small chunks, each twice, so that the second finds a prefix of the first."""
+    settings = {"dtype": "float32", "max_num_batched_tokens": 16, "max_num_seqs": 4, "memory_cap_bytes": 2**26}
+    with LLM(str(model), device=device, **settings) as llm:
+        outputs = llm.generate([prompt for prompt in PROMPTS for _ in range(2)], GREEDY, progress=False)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def test_the_page_shows_the_files_that_the_command_writes(page: str) -> None:
+    generated, shown = render("acme"), shown_files(page)
+    assert {path: content for path, content in shown.items() if path in generated} == {
+        path: generated[path]
+        for path in ("pyproject.toml", *(f"isthmus_acme/{name}.py" for name in ("plugin", "platform", "attention")))
+    }
+    assert shown.keys() - generated.keys() == {"isthmus_acme/ops.py"}
+
+
 def test_a_platform_of_three_methods_gives_the_tokens_of_cpu(
-    page: str,
     models: Mapping[str, Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    first_part, _, _ = page.partition("\n## Kernels")
-    use(install(files_of_the_package(first_part), tmp_path), monkeypatch)
+    """The file that ends after `memory_stats`, which the page calls a complete first port."""
+    files = {**render("acme")}
+    first_port, optional, _ = files["isthmus_acme/platform.py"].partition("\n    def config_defaults(")
+    assert optional
+    assert len(re.findall(r"^    def ", first_port, re.MULTILINE)) == 3
+    files["isthmus_acme/platform.py"] = first_port
+    use(install(write(files, tmp_path / "source"), tmp_path / "site"), monkeypatch)
     assert main(["platforms"]) == 0
     listed = capsys.readouterr().out
-    assert re.search(r"^acme +if named .* a pretended accelerator$", listed, re.MULTILINE), listed
+    assert re.search(r"^acme +if named .* the host's processor under another name$", listed, re.MULTILINE), listed
+    caplog.set_level(logging.INFO, logger="isthmus")
     assert generate(models["llama"], "acme") == generate(models["llama"], "cpu")
+    assert "attention: ['native']" in caplog.text
 
 
 def test_its_kernels_are_used_and_give_the_tokens_of_cpu(
@@ -140,14 +155,38 @@ def test_its_kernels_are_used_and_give_the_tokens_of_cpu(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    files = files_of_the_package(page)
-    use(install(files, tmp_path), monkeypatch)
+    files = {**render("acme"), **shown_files(page)}
+    for path, function in shown_functions(page):
+        files[path] = with_function(files[path], function)
+    target = install(write(files, tmp_path / "source"), tmp_path / "site")
+    use(target, monkeypatch)
     caplog.set_level(logging.INFO, logger="isthmus")
     assert generate(models["llama"], "acme") == generate(models["llama"], "cpu")
     assert "'rms_norm': 'acme'" in caplog.text
     assert "attention: ['acme']" in caplog.text
     assert generate(models["mistral"], "acme") == generate(models["mistral"], "cpu")
     assert "attention acme not used: acme has no sliding window" in caplog.text
-    names: dict[str, object] = {}
-    exec(files["test_acme_ops.py"], names)
-    names["test_rms_norm_is_within_the_tolerances_of_the_op"](torch.float32)  # type: ignore[operator]
+    certify = ("platforms", "certify", "acme", "--area", "ops", "--out", tmp_path)
+    right = run(target, ISTHMUS, *certify, cwd=tmp_path)
+    assert right.returncode == 0, right.stdout + right.stderr
+    ops = target / "isthmus_acme/ops.py"
+    ops.write_text(ops.read_text().replace("eps).to(", "2 * eps).to("))
+    wrong = run(target, ISTHMUS, *certify, cwd=tmp_path)
+    assert wrong.returncode == 1
+    assert "ops::test_an_op_equals_native[rms_norm-acme-float32-" in wrong.stdout
+
+
+def test_the_kit_fails_as_the_page_shows(page: str, tmp_path: Path) -> None:
+    (shown,) = re.findall(r"^```text\n(device::.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    files = {**render("acme")}
+    answer = re.compile(r"return host_memory_stats\(.*")
+    constant = "return MemoryStats(free=2**30, total=2**30, allocated=0, peak=0)"
+    assert answer.search(files["isthmus_acme/platform.py"])
+    files["isthmus_acme/platform.py"] = answer.sub(constant, files["isthmus_acme/platform.py"])
+    target = install(write(files, tmp_path / "source"), tmp_path / "site")
+    done = run(target, ISTHMUS, "platforms", "certify", "acme", "--area", "device", "--out", tmp_path, cwd=tmp_path)
+    assert done.returncode == 1
+    place = 0
+    for fragment in shown.split("..."):
+        place = done.stdout.find(fragment.strip(), place)
+        assert place >= 0, f"{fragment!r} is not in {done.stdout}"

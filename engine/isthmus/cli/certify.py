@@ -16,7 +16,7 @@ from pathlib import Path
 
 from isthmus import conformance
 from isthmus.conformance.areas import AREA_NAMES, Level
-from isthmus.conformance.report import RUNNING_SUFFIX, rerun_command
+from isthmus.conformance.report import EXECUTIONS, RUNNING_SUFFIX, rerun_command
 from isthmus.errors import NoPlatformError, UnknownPlatformError
 from isthmus.plugins.commands import Subparsers
 from isthmus.plugins.manager import PluginManager
@@ -49,7 +49,7 @@ def add_parser(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--execution",
         default="hardware",
-        choices=("hardware", "interpreter", "aot", "host", "stand-in"),
+        choices=EXECUTIONS,
         help="what really runs the kernels, for the report (default: %(default)s)",
     )
     parser.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="where the report goes (default: here)")

@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 
 from isthmus import __version__
-from isthmus.cli import certify
+from isthmus.cli import certify, new_platform
 from isthmus.cli.table import aligned
 from isthmus.plugins.commands import Subparsers
 from isthmus.plugins.entry import ONLY_BY_NAME
@@ -29,6 +29,7 @@ def add_parser(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
     parser.set_defaults(run=run, parser=parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     certify.add_parser(commands)
+    new_platform.add_parser(commands)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,0 +1,1 @@
+"""Isthmus on toy."""
