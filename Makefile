@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 help:
 	@echo "make demo    install, fetch a small model, answer a question on the CPU"
-	@echo "make test    install what the tests need and run them"
+	@echo "make test    install what the tests need and run them (TESTS=tests/unit for some of them)"
 	@echo "make check   lint, types, import contracts"
 	@echo "make bench   the side-by-side benchmarks (nothing else should run)"
 	@echo "make clean   remove the environment and caches"
@@ -34,7 +34,7 @@ demo: $(VENV)/.run
 	@$(BIN)/isthmus chat $(MODEL) --device cpu --temperature 0 --max-tokens 96 --message "$(QUESTION)"
 
 test: $(VENV)/.dev
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(TESTS)
 
 check: $(VENV)/.dev
 	@$(BIN)/ruff check .
@@ -47,4 +47,4 @@ bench: $(VENV)/.dev
 	@$(BIN)/python benchmarks/engine_cost.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build
+	rm -rf $(VENV) .nox reports .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from isthmus.conformance.areas import AREAS, Level
@@ -16,6 +15,8 @@ SCHEMA = 1
 RUNNING_SUFFIX = ".running"
 """Beside the report while the kit runs: a file with the id of the case at hand."""
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+EXECUTIONS = ("hardware", "interpreter", "aot", "host", "stand-in")
+"""What may have run the kernels: the device, or what stood in for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Subject:
     probe: str
     device: Mapping[str, Any] | None
     execution: str
-    """"hardware", or what stood in for it: "interpreter", "aot", "host", "stand-in"."""
+    """One of EXECUTIONS."""
     versions: Mapping[str, str]
     machine: str
 
@@ -118,19 +119,22 @@ def tally(cases: Iterable[Case]) -> dict[str, int]:
 
 
 def reached(cases: Iterable[Case]) -> Level:
-    """The level that these results certify.
+    """The level that these results certify."""
+    return level_of({name: tally(some) for name, some in by_area(cases).items()})
+
+
+def level_of(counts: Mapping[str, Mapping[str, int]]) -> Level:
+    """The level that these counts certify: area -> outcome -> number of cases; an area that did not run is missing.
 
     A level needs every area up to it to have a passing case and no failing one; "full" needs also that none of them
     has a skipped case.
     """
-    found = by_area(cases)
-    counts = {area.name: tally(found.get(area.name, ())) for area in AREAS}
     level = Level.NONE
     for wanted in (Level.BOOTS, Level.CORRECT, Level.FULL):
-        needed = [counts[area.name] for area in AREAS if area.level is not None and area.level <= wanted]
-        if not all(count[PASSED] and not count[FAILED] for count in needed):
+        names = [area.name for area in AREAS if area.level is not None and area.level <= wanted]
+        if not all(name in counts and counts[name][PASSED] and not counts[name][FAILED] for name in names):
             break
-        if wanted is Level.FULL and any(count[SKIPPED] for count in needed):
+        if wanted is Level.FULL and any(counts[name][SKIPPED] for name in names):
             break
         level = wanted
     return level
@@ -139,17 +143,6 @@ def reached(cases: Iterable[Case]) -> Level:
 def rerun_command(platform: str, case_id: str) -> str:
     """A line for a shell that runs this one case again."""
     return f"isthmus platforms certify {platform} --case '{case_id}'"
-
-
-def read_reports(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """The JSON form of each file. Raises ValueError for a schema that this version does not read."""
-    reports = []
-    for path in paths:
-        data = json.loads(path.read_text())
-        if data.get("schema") != SCHEMA:
-            raise ValueError(f"{path}: schema {data.get('schema')!r}, this version reads {SCHEMA}; certify again")
-        reports.append(data)
-    return reports
 
 
 def to_markdown(report: Report) -> str:

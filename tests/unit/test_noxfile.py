@@ -1,0 +1,81 @@
+"""The table of noxfile.py, and what .ci/run and the sessions make of it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from isthmus.conformance.areas import Level
+from isthmus.conformance.report import EXECUTIONS
+from unit.nox_table import NOXFILE, noxfile
+
+ROOT = NOXFILE.parent
+ROWS = [*noxfile.HOSTED, *noxfile.DEVICES]
+
+
+def listed(*options: str) -> list[str]:
+    """The sessions that nox would run."""
+    done = subprocess.run(
+        [sys.executable, "-m", "nox", "-f", str(NOXFILE), "-l", *options], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return re.findall(r"^\* (\S+)", done.stdout, re.MULTILINE)
+
+
+def test_the_sessions_are_the_table() -> None:
+    assert len({row.session for row in ROWS}) == len(ROWS)
+    assert listed("-t", "hosted") == [*(f"conformance({row.session})" for row in noxfile.HOSTED), "matrix"]
+    assert listed("-t", "device") == [f"conformance({row.session})" for row in noxfile.DEVICES]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.session)
+def test_a_row_says_what_certify_takes(row: noxfile.Row) -> None:  # type: ignore[name-defined]
+    assert row.execution in EXECUTIONS
+    assert row.required in map(str, Level)
+    assert row.session.partition("-")[0] == row.platform
+
+
+def test_device_sessions_are_the_same_kit_on_hardware() -> None:
+    assert {row.execution for row in noxfile.DEVICES} == {"hardware"}
+    assert all(row.session == row.platform and not row.environ for row in noxfile.DEVICES)
+
+
+def test_every_installed_platform_has_a_hosted_session() -> None:
+    """What a helper installed beside isthmus does not count."""
+    ours = [
+        point.name
+        for point in importlib.metadata.entry_points(group="isthmus")
+        if point.dist is not None and point.dist.name == "isthmus"
+    ]
+    assert set(ours) <= {row.platform for row in noxfile.HOSTED}
+
+
+def test_extras_and_files_of_requirements_exist() -> None:
+    provided = set(importlib.metadata.metadata("isthmus").get_all("Provides-Extra") or ())
+    for row in ROWS:
+        for requirement in row.requirements:
+            if found := re.fullmatch(r"\.\[(.+)\]", requirement):
+                assert set(found[1].split(",")) <= provided, requirement
+            elif requirement != "-c":
+                assert (ROOT / requirement).exists(), requirement
+
+
+def test_ci_runs_on_after_a_failure_and_fails_in_the_end(tmp_path: Path) -> None:
+    """With `make` and nox replaced: the second of four steps fails."""
+    script = tmp_path / ".ci" / "run"
+    for path in (script, tmp_path / ".venv/bin/nox", tmp_path / "make"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('#!/bin/sh\necho "$(basename "$0") $*"\ntest "$*" != test\n')
+        path.chmod(0o755)
+    script.write_text((ROOT / ".ci/run").read_text())
+    done = subprocess.run(
+        [str(script)], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=False
+    )
+    steps = ["make check", "make test", "nox -s kit-faults", "nox -t hosted"]
+    assert done.stdout.splitlines() == [*steps, "failed: make test"]
+    assert done.returncode == 1
