@@ -109,4 +109,6 @@ def test_no_padding() -> None:
 def test_pool_is_bounded_by_count_not_by_memory() -> None:
     platform = NullPlatform()
     assert platform.config_defaults(None) == {"cache.block_size": 16, "cache.num_blocks": 8192}  # type: ignore[arg-type]
-    assert platform.memory_stats(CPU).allocated == 0
+    before = platform.memory_stats(CPU)
+    assert 0 < before.allocated <= before.peak
+    assert before.free <= before.total

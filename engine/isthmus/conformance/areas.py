@@ -38,7 +38,7 @@ AREAS: tuple[Area, ...] = (
     Area("blocks", Level.CORRECT, "copies and swaps of cache blocks, bit for bit"),
     Area("model", Level.CORRECT, "tiny models: the greedy tokens of the CPU reference"),
     Area("graph", Level.FULL, "padding and replay change nothing, addresses hold"),
-    Area("comm", Level.FULL, "collectives against gloo"),
+    Area("comm", Level.FULL, "collectives of two ranks against their definition"),
     Area("engine", Level.FULL, "chunking, preemption, prefix hits, aborts: the same tokens"),
     Area("determinism", Level.FULL, "the same batch twice, bit for bit; batch invariance measured"),
     Area("speed", None, "attention and matrix products against the device's own ceilings"),

@@ -58,6 +58,11 @@ def _kind(shape: torch.Size, dtype: torch.dtype) -> str:
     return f"shape {tuple(shape)}, dtype {name_of(dtype)}"
 
 
+def kind_of(device: torch.device) -> str:
+    """What a device and its neighbours have in common: "acme" of acme:1."""
+    return str(device).partition(":")[0]
+
+
 def name_of(dtype: torch.dtype) -> str:
     """ "bfloat16" of torch.bfloat16."""
     return str(dtype).removeprefix("torch.")

@@ -14,6 +14,7 @@ import pytest
 
 from isthmus import __version__
 from isthmus.conformance.areas import AREA_NAMES, AREAS
+from isthmus.conformance.faults import describe
 from isthmus.conformance.report import (
     FAILED,
     RUNNING_SUFFIX,
@@ -28,7 +29,6 @@ from isthmus.conformance.report import (
 )
 from isthmus.conformance.target import Target
 from isthmus.errors import UnknownPlatformError
-from isthmus.plugins.entry import API_VERSION
 from isthmus.plugins.manager import GROUP, PluginManager, ProbeReport
 
 HERE = Path(__file__).parent
@@ -117,7 +117,7 @@ class Kit:
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
         report: pytest.TestReport = yield  # type: ignore[assignment]
         if call.excinfo is not None and report.outcome == FAILED:
-            report.kit_text = failure_text(call.excinfo)  # type: ignore[attr-defined]
+            report.kit_text = describe(call.excinfo.value)  # type: ignore[attr-defined]
         return report  # type: ignore[return-value]
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
@@ -189,7 +189,7 @@ class Kit:
             platform=self.name,
             plugin=self.probe.plugin,
             distribution=distribution_of(self.probe),
-            api_version=API_VERSION,
+            api_version=self.probe.api_version,
             probe=self.probe.reason,
             device=device,
             execution=self.config.getoption("--isthmus-execution"),
@@ -259,15 +259,6 @@ def case_id(nodeid: str) -> str:
     """pytest's ".../test_ops.py::test_x[a]" as "ops::test_x[a]"."""
     path, _, rest = nodeid.partition("::")
     return f"{Path(path).stem.removeprefix('test_')}::{rest}"
-
-
-def failure_text(excinfo: pytest.ExceptionInfo[BaseException]) -> str:
-    """The kit's own message of an AssertionError; of anything else the type, the text and where it was raised."""
-    value = excinfo.value
-    if isinstance(value, AssertionError):
-        return str(value)
-    where = excinfo.traceback[-1]
-    return f"{type(value).__name__}: {value}\n  raised at {where.path}:{where.lineno + 1}"
 
 
 def text_of(report: pytest.TestReport) -> str:

@@ -86,4 +86,4 @@ class Platform(ABC):
 
     def communicator(self, group: GroupSpec, device: torch.device) -> Communicator:
         """Collectives of one group. Default: torch.distributed, or no-ops for a group of one."""
-        return SingleCommunicator() if group.size == 1 else TorchCommunicator(group, self.dist_backend)
+        return SingleCommunicator() if group.size == 1 else TorchCommunicator(group, self.dist_backend, device)

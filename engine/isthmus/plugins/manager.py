@@ -270,9 +270,7 @@ def _report(offer: _Offer) -> ProbeReport:
     except Exception as error:
         probe = Probe(UNUSABLE, f"probe failed: {_describe(error)}")
         logger.warning("platform %r of plugin %r: %s", name, offer.plugin, probe.reason)
-    return ProbeReport(
-        name, probe.priority, probe.reason, probe.device_count, offer.plugin, offer.entry.api_version
-    )
+    return ProbeReport(name, probe.priority, probe.reason, probe.device_count, offer.plugin, offer.entry.api_version)
 
 
 def auto_candidates(reports: Sequence[ProbeReport]) -> list[ProbeReport]:

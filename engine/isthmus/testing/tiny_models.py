@@ -166,12 +166,20 @@ def _trained_tokenizer() -> str:
 
 
 @torch.inference_mode()
-def greedy_gaps(path: Path, prompt_token_ids: Sequence[int], num_tokens: int = 16) -> tuple[list[int], list[float]]:
-    """transformers' greedy continuation of a prompt in float32, eos ignored: (token ids, top-2 logit gap of each)."""
+def greedy_logits(path: Path, prompt_token_ids: Sequence[int], num_tokens: int = 16) -> tuple[list[int], torch.Tensor]:
+    """transformers' greedy continuation of a prompt in float32, eos ignored: token ids, and the logits [num_tokens, V]
+    that each was chosen from.
+    """
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    token_ids, gaps = list(prompt_token_ids), []
+    token_ids, logits = list(prompt_token_ids), []
     for _ in range(num_tokens):
-        top = model(torch.tensor([token_ids])).logits[0, -1].topk(2)
-        token_ids.append(int(top.indices[0]))
-        gaps.append(float(top.values[0] - top.values[1]))
-    return token_ids[len(prompt_token_ids) :], gaps
+        logits.append(model(torch.tensor([token_ids])).logits[0, -1])
+        token_ids.append(int(logits[-1].argmax()))
+    return token_ids[len(prompt_token_ids) :], torch.stack(logits)
+
+
+def greedy_gaps(path: Path, prompt_token_ids: Sequence[int], num_tokens: int = 16) -> tuple[list[int], list[float]]:
+    """The same with the top-2 logit gap of each token in place of its logits."""
+    token_ids, logits = greedy_logits(path, prompt_token_ids, num_tokens)
+    top = logits.topk(2).values
+    return token_ids, (top[:, 0] - top[:, 1]).tolist()
