@@ -10,7 +10,7 @@ from isthmus.config import CacheConfig, SchedulerConfig
 from isthmus.errors import DuplicateRequestError, NeverFitsError
 from isthmus.outputs import FinishReason
 from isthmus.scheduler.output import RequestDelta, SchedulerOutput
-from isthmus.scheduler.policy import FcfsPolicy
+from isthmus.scheduler.policies.fcfs import FcfsPolicy
 from isthmus.scheduler.request import Request
 from isthmus.scheduler.scheduler import Scheduler
 from isthmus.testing.fake_device import FakeDevice, FakeModel, Slot

@@ -12,7 +12,7 @@ from isthmus.scheduler import scheduler as scheduler_module
 from isthmus.scheduler.block_pool import BlockPool
 from isthmus.scheduler.kv_cache_manager import NO_HIT, KVCacheManager, PrefixHit
 from isthmus.scheduler.output import ModelRunnerOutput, RequestDelta, SchedulerOutput
-from isthmus.scheduler.policy import FcfsPolicy
+from isthmus.scheduler.policies.fcfs import FcfsPolicy
 from isthmus.scheduler.request import Request, RequestStatus
 from isthmus.scheduler.scheduler import Scheduler, _Step
 from property.harness import Scenario, check

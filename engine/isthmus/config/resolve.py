@@ -190,6 +190,12 @@ def _adapted(explicit: Mapping[str, object], fills: Mapping[str, _Fill]) -> dict
     elif seqs > budget and (fill := fills.get("scheduler.max_num_batched_tokens")):
         reason = f"{fill.reason}, raised to scheduler.max_num_seqs"
         adapted["scheduler.max_num_batched_tokens"] = _Fill(seqs, fill.source, reason)
+    if "scheduler.max_num_batched_tokens" in adapted:
+        budget = seqs
+    fill = fills.get("scheduler.long_prefill_token_threshold")
+    if fill is not None and fill.value > budget:
+        reason = f"{fill.reason}, lowered to scheduler.max_num_batched_tokens"
+        adapted["scheduler.long_prefill_token_threshold"] = _Fill(budget, fill.source, reason)
     return adapted
 
 

@@ -14,6 +14,10 @@ class EngineClient(ABC):
     """The core's calls, as seen from the front end."""
 
     @abstractmethod
+    def check_request(self, request: Request) -> None:
+        """Raises NeverFitsError for a request that could never run. Nothing is queued."""
+
+    @abstractmethod
     def add_request(self, request: Request) -> None: ...
 
     @abstractmethod
@@ -36,6 +40,9 @@ class InprocClient(EngineClient):
 
     def __init__(self, core: EngineCore) -> None:
         self.core = core
+
+    def check_request(self, request: Request) -> None:
+        self.core.check_request(request)
 
     def add_request(self, request: Request) -> None:
         self.core.add_request(request)

@@ -10,6 +10,7 @@ from isthmus.engine.output_processor import OutputProcessor
 from isthmus.outputs import RequestOutput
 from isthmus.sampling_params import SamplingParams
 from isthmus.scheduler.request import Request
+from isthmus.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 
 
 class Frontend:
@@ -22,21 +23,37 @@ class Frontend:
         self.inputs = inputs
         self.outputs = outputs
 
-    def check(self, request_id: str, prompt: Prompt, params: SamplingParams) -> tuple[Request, str | None]:
-        """The request, checked, and the prompt's text. Raises RequestError."""
-        return self.inputs.process(request_id, prompt, params)
+    def check(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        scheduling: SchedulingParams = DEFAULT_SCHEDULING,
+    ) -> tuple[Request, str | None]:
+        """The request, checked, and the prompt's text. Raises RequestError, also if it could never run."""
+        request, text = self.inputs.process(request_id, prompt, params, scheduling)
+        self.client.check_request(request)
+        return request, text
 
     def submit(self, request: Request, prompt: str | None, *, stream: bool = False) -> None:
         """Queue a checked request. With `stream`, each step gives an output, otherwise only the last one.
 
-        Raises RequestError (a live id, or one that never fits); nothing is left behind then.
+        Raises RequestError (a live id, a full queue); nothing is left behind then.
         """
         self.client.add_request(request)
         self.outputs.add(request, prompt, stream=stream)
 
-    def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams, *, stream: bool = False) -> None:
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        scheduling: SchedulingParams = DEFAULT_SCHEDULING,
+        *,
+        stream: bool = False,
+    ) -> None:
         """check() and submit()."""
-        self.submit(*self.check(request_id, prompt, params), stream=stream)
+        self.submit(*self.check(request_id, prompt, params, scheduling), stream=stream)
 
     def step(self) -> list[RequestOutput]:
         """One engine step; what it gave to those who stream or have finished.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from isthmus.errors import InvalidParamsError, InvalidPromptError
 from isthmus.sampling_params import SamplingParams
 from isthmus.scheduler.request import Request
+from isthmus.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -53,7 +54,13 @@ class InputProcessor:
         self.limits = limits
         self._seeds = random.Random(seed)
 
-    def process(self, request_id: str, prompt: Prompt, params: SamplingParams) -> tuple[Request, str | None]:
+    def process(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        scheduling: SchedulingParams = DEFAULT_SCHEDULING,
+    ) -> tuple[Request, str | None]:
         """The request and the prompt's text, if it was given as text.
 
         Raises InvalidPromptError or InvalidParamsError.
@@ -71,6 +78,7 @@ class InputProcessor:
             eos_token_ids=self.limits.eos_token_ids,
             bad_words_ids=bad_words_ids,
             seed=seed,
+            scheduling=scheduling,
         )
         params.check_masks(bad_words_ids, self.limits.vocab_size, request.stop_ids)
         return request, text

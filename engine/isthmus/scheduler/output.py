@@ -83,6 +83,19 @@ class ModelRunnerOutput:
     invalid_req_ids: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What the workers found at start: usable blocks that they can hold, and how fast they are; the least of all ranks.
+
+    prefill_tokens_per_s, block_copies_per_s: measured at start; None = not measured.
+    """
+
+    num_device_blocks: int
+    num_host_blocks: int = 0
+    prefill_tokens_per_s: float | None = None
+    block_copies_per_s: float | None = None
+
+
 @dataclass(slots=True)
 class RequestDelta:
     """What a step did for one request, on its way to the front end."""

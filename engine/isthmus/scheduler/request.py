@@ -5,15 +5,20 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from isthmus.outputs import FinishReason
 from isthmus.sampling_params import SamplingParams
+from isthmus.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 
 
 class RequestStatus(enum.Enum):
-    """Where a request is. WAITING covers preempted requests too: they come back like new ones, with their outputs."""
+    """Where a request is. WAITING covers requests that were preempted to be recomputed: they come back like new ones,
+    with their outputs. SWAPPED ones have their blocks on the host.
+    """
 
     WAITING = "waiting"
+    SWAPPED = "swapped"
     RUNNING = "running"
     FINISHED = "finished"
 
@@ -21,10 +26,12 @@ class RequestStatus(enum.Enum):
 class Request:
     """Mutable state of one request, owned by the scheduler.
 
-    token_ids: prompt, then outputs.  num_computed_tokens: KV positions that are valid, or will be when the step in
-    flight ends; always <= num_tokens, and == num_tokens - 1 after a decode.  block_ids: its block table.
+    token_ids: prompt, then outputs.  num_placeholders: tokens that steps under way will sample.
+    num_computed_tokens: KV positions that are valid, or will be when the steps under way end; always <= num_tokens +
+    num_placeholders.  block_ids: its block table.  host_block_ids: where its blocks are while it is swapped.
     block_hashes: chained hashes of its full blocks, as far as they were needed.  num_published_blocks: how many of its
-    blocks are findable by hash.  num_cached_tokens: prompt tokens found in the prefix cache at first admission.
+    blocks are findable by hash.  num_cached_tokens: prompt tokens found in the prefix cache at first admission, -1
+    before.  claim: the scheduling policy's own.
     """
 
     __slots__ = (
@@ -33,18 +40,24 @@ class Request:
         "block_hashes",
         "block_ids",
         "cache_salt",
+        "claim",
         "eos_token_ids",
+        "host_block_ids",
+        "is_system",
         "max_total_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_placeholders",
         "num_preemptions",
         "num_prompt_tokens",
         "num_published_blocks",
         "params",
+        "priority",
         "request_id",
         "seed",
         "status",
         "stop_ids",
+        "tenant",
         "token_ids",
     )
 
@@ -58,6 +71,7 @@ class Request:
         bad_words_ids: Sequence[Sequence[int]] = (),
         seed: int = 0,
         arrival_s: float | None = None,
+        scheduling: SchedulingParams = DEFAULT_SCHEDULING,
     ) -> None:
         self.request_id = request_id
         self.token_ids = list(prompt_token_ids)
@@ -68,13 +82,19 @@ class Request:
         self.bad_words_ids = tuple(tuple(ids) for ids in bad_words_ids)
         self.cache_salt = params.cache_salt
         self.seed = seed
+        self.priority = scheduling.priority
+        self.tenant = scheduling.tenant
+        self.is_system = scheduling.is_system
+        self.claim: Any = None
         self.arrival_s = time.monotonic() if arrival_s is None else arrival_s
         self.max_total_tokens = 0
         self.status = RequestStatus.WAITING
         self.num_computed_tokens = 0
         self.num_cached_tokens = -1
+        self.num_placeholders = 0
         self.num_preemptions = 0
         self.block_ids: list[int] = []
+        self.host_block_ids: list[int] = []
         self.block_hashes: list[bytes] = []
         self.num_published_blocks = 0
 

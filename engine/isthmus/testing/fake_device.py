@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from isthmus.scheduler.block_pool import NULL_BLOCK
-from isthmus.scheduler.output import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
+from isthmus.scheduler.output import BlockOps, CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
 
 Slot = tuple[int, int]
 """(token id, state after it)"""
@@ -53,27 +53,31 @@ class FakeModel:
 
 @dataclass(slots=True)
 class _Row:
-    """A request on the device. The first `num_shared_blocks` of its table came from the prefix cache: read-only."""
+    """A request on the device. The blocks of its table that came from the prefix cache are read-only."""
 
     request_id: str
     token_ids: list[int]
     num_computed_tokens: int
-    num_shared_blocks: int
+    shared_blocks: set[int]
     block_ids: list[int]
     seed: int
     cache_salt: str | None
 
 
 class FakeDevice:
-    """KV memory of blocks 1..num_blocks and the rows of the requests that the scheduler runs."""
+    """KV memory of blocks 1..num_blocks, its host side, and the rows of the requests that the scheduler runs."""
 
-    def __init__(self, model: FakeModel, *, num_blocks: int, block_size: int, max_num_seqs: int) -> None:
+    def __init__(
+        self, model: FakeModel, *, num_blocks: int, block_size: int, max_num_seqs: int, num_host_blocks: int = 0
+    ) -> None:
         self.model = model
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.max_num_seqs = max_num_seqs
         self.rows: dict[str, _Row] = {}
+        self.num_host_blocks = num_host_blocks
         self._memory: dict[int, list[Slot | None]] = {}
+        self._host_memory: dict[int, list[Slot | None]] = {}
 
     def execute_model(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """One step: drop, grow and add rows, write every scheduled token, then sample where a sequence ends.
@@ -81,9 +85,16 @@ class FakeDevice:
         Raises DeviceFault.
         """
         self._drop(output)
+        ops = output.block_ops
+        self._check_ops(ops)
+        # Blocks lose their content when they are handed out, so what leaves the device leaves before.
+        self._move(self._memory, self._host_memory, ops.swap_out)
+        filled = {block_id for _, block_id in (*ops.swap_in, *ops.copy)}
         self._grow(output.scheduled_cached_reqs)
         for data in output.scheduled_new_reqs:
-            self._add(data)
+            self._add(data, filled)
+        self._move(self._host_memory, self._memory, ops.swap_in)
+        self._move(self._memory, self._memory, ops.copy)
         self._check_counts(output)
         for request_id, count in output.num_scheduled_tokens.items():
             self._write(self.rows[request_id], count)
@@ -97,6 +108,31 @@ class FakeDevice:
         """What the slots of a sequence must hold."""
         states = itertools.accumulate(token_ids, self.model.extend, initial=self.model.begin(cache_salt))
         return list(zip(token_ids, itertools.islice(states, 1, None), strict=True))
+
+    def _check_ops(self, ops: BlockOps) -> None:
+        """Every block exists, and none is written twice by one kind of move."""
+        for kind, pairs, sources, targets in (
+            ("swap_out", ops.swap_out, self.num_blocks, self.num_host_blocks),
+            ("swap_in", ops.swap_in, self.num_host_blocks, self.num_blocks),
+            ("copy", ops.copy, self.num_blocks, self.num_blocks),
+        ):
+            if not all(0 < src <= sources and 0 < dst <= targets for src, dst in pairs):
+                raise DeviceFault(f"{kind} {pairs}: sources are 1..{sources}, targets 1..{targets}")
+            if len({dst for _, dst in pairs}) != len(pairs):
+                raise DeviceFault(f"{kind} {pairs} writes a block twice")
+
+    def _move(
+        self,
+        source: dict[int, list[Slot | None]],
+        target: dict[int, list[Slot | None]],
+        pairs: Sequence[tuple[int, int]],
+    ) -> None:
+        """All reads, then all writes. A block that was never written has nothing worth moving."""
+        moved = [list(source.get(src, ())) for src, _ in pairs]
+        for (src, dst), content in zip(pairs, moved, strict=True):
+            if not any(slot is not None for slot in content):
+                raise DeviceFault(f"block {src} is moved to {dst}, and holds nothing")
+            target[dst] = content
 
     def _drop(self, output: SchedulerOutput) -> None:
         """A finished request may have no row: it was aborted while it waited. A preempted one always has."""
@@ -118,26 +154,33 @@ class FakeDevice:
                 raise DeviceFault(f"{request_id!r} gets blocks, but is not scheduled")
             self._hand_out(self.rows[request_id], block_ids)
 
-    def _add(self, data: NewRequestData) -> None:
+    def _add(self, data: NewRequestData, filled: set[int]) -> None:
+        """`filled`: blocks that this step's moves fill; the first to hold one has it for itself."""
         if data.request_id in self.rows:
             raise DeviceFault(f"{data.request_id!r} is scheduled as new, but has a row")
         if len(self.rows) == self.max_num_seqs:
             raise DeviceFault(f"{data.request_id!r} gets no row: all {self.max_num_seqs} are taken")
-        num_shared, rest = divmod(data.num_computed_tokens, self.block_size)
-        if rest or data.num_computed_tokens >= len(data.token_ids):
+        if data.num_computed_tokens >= len(data.token_ids):
             start, end = data.num_computed_tokens, len(data.token_ids)
             raise DeviceFault(f"{data.request_id!r} starts at token {start} of {end}")
+        num_begun = -(-data.num_computed_tokens // self.block_size)
         row = _Row(
             data.request_id,
             list(data.token_ids),
             data.num_computed_tokens,
-            num_shared,
-            data.block_ids[:num_shared],
+            set(),
+            [],
             data.seed,
             data.params.cache_salt,
         )
         self.rows[data.request_id] = row
-        self._hand_out(row, data.block_ids[num_shared:])
+        for index, block_id in enumerate(data.block_ids):
+            if index < num_begun and block_id not in filled:
+                row.shared_blocks.add(block_id)
+                row.block_ids.append(block_id)
+            else:
+                self._hand_out(row, [block_id])
+                filled.discard(block_id)
 
     def _hand_out(self, row: _Row, block_ids: list[int]) -> None:
         """Append blocks that nobody else may hold, and forget what they held before."""
@@ -168,7 +211,7 @@ class FakeDevice:
     def _write(self, row: _Row, count: int) -> None:
         for position in range(row.num_computed_tokens, row.num_computed_tokens + count):
             index, offset = divmod(position, self.block_size)
-            if index < row.num_shared_blocks:
+            if row.block_ids[index] in row.shared_blocks:
                 raise DeviceFault(f"{row.request_id!r} writes block {row.block_ids[index]}, which it only shares")
             token_id = row.token_ids[position]
             before = self._read(row, position - 1)[1] if position else self.model.begin(row.cache_salt)

@@ -79,10 +79,10 @@ class ModelRunner:
         self._prompt_logprobs: dict[str, int] = {}
         self._pool: KVCachePool | None = None
 
-    def allocate(self, num_blocks: int) -> None:
-        """Allocate the pool of `num_blocks` usable blocks. The old one, if any, is dropped first."""
+    def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        """Allocate the pool of usable blocks and its host side. The old one, if any, is dropped first."""
         self._pool = None
-        self._pool = KVCachePool(self._groups, num_blocks, self._platform, self._device)
+        self._pool = KVCachePool(self._groups, num_blocks, self._platform, self._device, num_host_blocks)
 
     @property
     def pool(self) -> KVCachePool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -22,11 +23,15 @@ from isthmus.ops.native import register_native
 from isthmus.ops.registry import KernelRegistry
 from isthmus.platforms import AttentionBackend, AttentionSpec, LinearBackend, LinearSpec, Platform
 from isthmus.plugins.manager import PluginManager
-from isthmus.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from isthmus.scheduler.output import BlockOps, EngineLimits, ModelRunnerOutput, SchedulerOutput
 from isthmus.worker.kv_cache import bytes_per_block
 from isthmus.worker.model_runner import ModelRunner, RunnerLimits
 
 logger = logging.getLogger(__name__)
+
+GIB = 2**30
+COPIED_BLOCKS = 16
+"""Blocks that are moved to measure how fast that is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +57,11 @@ class Worker:
         self._checkpoint = checkpoint
         self._spec = spec
         self._runner: ModelRunner | None = None
+        self._prefill_tokens_per_s: float | None = None
         self.ledger: MemoryLedger | None = None
 
-    def start(self) -> int:
-        """Everything before the first step. Returns the number of usable KV blocks."""
+    def start(self) -> EngineLimits:
+        """Everything before the first step."""
         config, platform = self._config, self._platform
         if config.device.num_threads is not None:
             torch.set_num_threads(config.device.num_threads)
@@ -86,8 +92,14 @@ class Worker:
         graph = platform.graph_backend(config, device)
         self._runner = ModelRunner(model, groups, ops, platform, graph, device, limits, self._spec.vocab_size)
         self.ledger = self._size_pool(self._runner, groups, device, max(weights, 0))
-        self._runner.allocate(self.ledger.num_blocks)
-        return self.ledger.num_blocks
+        num_host_blocks = int(config.cache.swap_space_gib * GIB) // bytes_per_block(groups)
+        self._runner.allocate(self.ledger.num_blocks, num_host_blocks)
+        return EngineLimits(
+            num_device_blocks=self.ledger.num_blocks,
+            num_host_blocks=num_host_blocks,
+            prefill_tokens_per_s=self._prefill_tokens_per_s,
+            block_copies_per_s=self._measure_copies(self._runner, device) if num_host_blocks else None,
+        )
 
     def _load(self, env: ModelEnv, device: torch.device) -> CausalLM:
         models = ModelRegistry()
@@ -177,11 +189,27 @@ class Worker:
         tokens = min(full, platform.profile_tokens or full)
         logits = min(tokens, config.scheduler.max_num_seqs)
         before = platform.memory_stats(device, reset_peak=True).allocated
+        begin = time.perf_counter()
         runner.profile(tokens, logits)
+        self._prefill_tokens_per_s = tokens / (time.perf_counter() - begin)
         peak = platform.memory_stats(device).peak
         platform.release_cached_memory(device)
         scale = max(config.scheduler.max_num_batched_tokens / tokens, config.scheduler.max_num_seqs / logits)
         return int(max(peak - before, 0) * scale)
+
+    def _measure_copies(self, runner: ModelRunner, device: torch.device) -> float:
+        """Blocks a second from the device to the host and back, the second time: the first touches the memory."""
+        assert self.ledger is not None
+        count = min(COPIED_BLOCKS, self.ledger.num_blocks, runner.pool.num_host_blocks)
+        pairs = tuple((index, index) for index in range(1, count + 1))
+        seconds = 0.0
+        for _ in range(2):
+            begin = time.perf_counter()
+            runner.pool.apply(BlockOps(swap_out=pairs))
+            runner.pool.apply(BlockOps(swap_in=pairs))
+            self._platform.synchronize(device)
+            seconds = time.perf_counter() - begin
+        return 2 * count / max(seconds, 1e-9)
 
     @property
     def runner(self) -> ModelRunner:
