@@ -15,7 +15,7 @@ from jinja2 import TemplateError
 
 from isthmus.config import EngineConfig, from_kwargs
 from isthmus.engine.client import InprocClient
-from isthmus.engine.frontend import Frontend
+from isthmus.engine.frontend import CheckedPrompt, Frontend
 from isthmus.engine.input_processor import InputProcessor, ModelLimits, Prompt, eos_token_ids
 from isthmus.engine.output_processor import OutputProcessor
 from isthmus.engine.progress import Progress
@@ -23,7 +23,6 @@ from isthmus.engine.setup import EngineSetup, make_core, prepare
 from isthmus.errors import ConfigError, EngineDeadError, InvalidPromptError, QueueFullError, RequestError
 from isthmus.outputs import RequestOutput
 from isthmus.sampling_params import SamplingParams
-from isthmus.scheduler.request import Request
 from isthmus.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 
 if TYPE_CHECKING:
@@ -124,12 +123,11 @@ class LLM:
         The prompt is checked now, queued when the first output is asked for. Streams of one LLM may be interleaved.
         """
         params = sampling_params or SamplingParams()
-        request, text = self._frontend.check(self._next_id(), prompt, params, scheduling_params)
-        return self._stream(request, text)
+        return self._stream(self._frontend.check(self._next_id(), prompt, params, scheduling_params))
 
-    def _stream(self, request: Request, text: str | None) -> Iterator[RequestOutput]:
-        request_id = request.request_id
-        self._frontend.submit(request, text, stream=True)
+    def _stream(self, checked: CheckedPrompt) -> Iterator[RequestOutput]:
+        request_id = checked.request_id
+        self._frontend.submit(checked, stream=True)
         try:
             finished = False
             while not finished:
@@ -212,7 +210,7 @@ class LLM:
         params = _one_each("sampling_params", prompts, sampling_params, SamplingParams())
         scheduling = _one_each("scheduling_params", prompts, scheduling_params, DEFAULT_SCHEDULING)
         checked = self._check(prompts, params, scheduling)
-        ids = [request.request_id for request, _ in checked]
+        ids = [one.request_id for one in checked]
         mine = frozenset(ids)
         to_submit = deque(checked)
         finished: dict[str, RequestOutput] = {}
@@ -232,22 +230,27 @@ class LLM:
 
     def _check(
         self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], scheduling: Sequence[SchedulingParams]
-    ) -> list[tuple[Request, str | None]]:
-        """The requests of all prompts and their texts. Nothing is queued."""
+    ) -> list[CheckedPrompt]:
+        """The requests of all prompts. Nothing is queued."""
         checked = []
         for index, (prompt, one, how) in enumerate(zip(prompts, params, scheduling, strict=True)):
             with _naming_prompt(index, len(prompts)):
                 checked.append(self._frontend.check(self._next_id(), prompt, one, how))
         return checked
 
-    def _submit(self, requests: deque[tuple[Request, str | None]]) -> None:
-        """Queue as many as there is room for, and take them off `requests`."""
-        while requests:
+    def _submit(self, checked: deque[CheckedPrompt]) -> None:
+        """Queue as many as there is room for, and take them off `checked`.
+
+        Raises QueueFullError for one that the empty queue has no room for: there is nothing to wait for then.
+        """
+        while checked:
             try:
-                self._frontend.submit(*requests[0])
+                self._frontend.submit(checked[0])
             except QueueFullError:
+                if not self._frontend.has_unfinished:
+                    raise
                 return
-            requests.popleft()
+            checked.popleft()
 
 
 def _config(model: str | EngineConfig, settings: Mapping[str, Any]) -> EngineConfig:

@@ -20,6 +20,8 @@ class _Wrong(Exception):
     """Says why a value is refused; `__post_init__` adds the field's name and the value."""
 
 
+MAX_N = 128
+"""Most completions of one prompt."""
 Check = Callable[[Any], None]
 
 
@@ -123,9 +125,9 @@ class SamplingParams:
 
     n: int = _setting(
         1,
-        lambda value: _integer(value, 1, 2, "only 1 is supported; send the prompt several times for several answers"),
+        lambda value: _integer(value, 1, MAX_N + 1, f"must be in [1, {MAX_N}]; send the prompt again for more answers"),
     )
-    """Completions of the prompt."""
+    """Completions of the prompt. They share its blocks; a seed is that of the first, the next ones count up."""
     temperature: float = _number(1.0, lambda x: x >= 0, "must be a finite number >= 0; 0 means greedy")
     """Divides the logits before the softmax; 0 takes the most likely token. Any positive value is safe."""
     top_k: int = _count(0, -1, "must be >= 1, or 0 or -1 to turn it off")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from isthmus.engine.core import EngineCore
 from isthmus.scheduler.output import RequestDelta
@@ -18,7 +18,8 @@ class EngineClient(ABC):
         """Raises NeverFitsError for a request that could never run. Nothing is queued."""
 
     @abstractmethod
-    def add_request(self, request: Request) -> None: ...
+    def add_requests(self, requests: Sequence[Request]) -> None:
+        """Queue one request, or those of one prompt, the leader first; all or none."""
 
     @abstractmethod
     def abort_requests(self, request_ids: Iterable[str]) -> None: ...
@@ -44,8 +45,8 @@ class InprocClient(EngineClient):
     def check_request(self, request: Request) -> None:
         self.core.check_request(request)
 
-    def add_request(self, request: Request) -> None:
-        self.core.add_request(request)
+    def add_requests(self, requests: Sequence[Request]) -> None:
+        self.core.add_requests(requests)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         self.core.abort_requests(request_ids)

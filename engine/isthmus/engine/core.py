@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 
 from isthmus.config import EngineConfig, with_values
@@ -62,9 +62,13 @@ class EngineCore:
         """Raises NeverFitsError for a request that could never run. Nothing is queued."""
         self.scheduler.token_limit(request)
 
-    def add_request(self, request: Request) -> None:
-        """Queue a request. Raises RequestError; nothing changes then."""
-        self.scheduler.add_request(request)
+    def add_requests(self, requests: Sequence[Request]) -> None:
+        """Queue one request, or those of one prompt, the leader first. Raises RequestError; nothing changes then."""
+        leader, *followers = requests
+        if followers:
+            self.scheduler.add_group(leader, followers)
+        else:
+            self.scheduler.add_request(leader)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """End requests in any state; unknown ids are ignored."""

@@ -19,12 +19,13 @@ class PrefixHit:
     """A request's beginning that is in a cache already, and the tokens that it holds.
 
     block_ids: device blocks, the null block where the content is on the host.  from_host: (index in block_ids, host
-    block) of those.
+    block) of those.  copy_from: the block that holds the tokens after those, to be copied before it is written to.
     """
 
     block_ids: tuple[int, ...] = ()
     num_cached_tokens: int = 0
     from_host: tuple[tuple[int, int], ...] = ()
+    copy_from: int | None = None
 
     @property
     def num_on_device(self) -> int:
@@ -75,6 +76,8 @@ class KVCacheManager:
 
     def lookup(self, request: Request) -> PrefixHit:
         """The longest cached prefix, at most num_tokens - 1 tokens: the last one must run to give logits."""
+        if request.leader is not None and self._can_fork(request.leader, request):
+            return self._fork(request.leader, request.num_tokens - 1)
         if not self.reads_cache(request):
             return NO_HIT
         hit: list[int] = []
@@ -91,6 +94,17 @@ class KVCacheManager:
             hit.append(block_id)
         return PrefixHit(tuple(hit), len(hit) * self.block_size, tuple(from_host)) if hit else NO_HIT
 
+    def _can_fork(self, leader: Request, request: Request) -> bool:
+        return len(leader.block_ids) * self.block_size >= request.num_tokens - 1 <= leader.num_computed_tokens
+
+    def _fork(self, leader: Request, num_tokens: int) -> PrefixHit:
+        """The blocks of `leader` that hold `num_tokens` tokens: full ones shared, a last partial one copied. Its own
+        table may differ from there on, since it is never written below `num_tokens`.
+        """
+        full, rest = divmod(num_tokens, self.block_size)
+        copy_from = leader.block_ids[full] if rest else None
+        return PrefixHit(tuple(leader.block_ids[:full]), num_tokens, copy_from=copy_from)
+
     def can_allocate(self, request: Request, num_tokens: int, hit: PrefixHit, *, keep_free: int = 0) -> bool:
         """Whether the table may grow to `num_tokens` tokens, beginning with `hit`, leaving `keep_free` blocks."""
         new = self.num_blocks_for(num_tokens) - len(request.block_ids) - hit.num_on_device
@@ -104,7 +118,7 @@ class KVCacheManager:
 
         Returns the blocks added (the hit's first, [] if the table was long enough), None if too few are free.
         """
-        if hit.block_ids:
+        if hit.num_cached_tokens:
             return self._allocate_after(request, num_new_tokens, hit, keep_free)
         missing = -(-(request.num_computed_tokens + num_new_tokens) // self.block_size) - len(request.block_ids)
         if missing <= 0:
@@ -134,7 +148,10 @@ class KVCacheManager:
             self._swap_in.append((host_id, block_id))
             self.pool.publish(block_id, hashes[index])
             added[index] = block_id
-        added += self._take(max(self.num_blocks_for(total) - len(request.block_ids) - len(added), 0))
+        taken = self._take(max(self.num_blocks_for(total) - len(request.block_ids) - len(added), 0))
+        if hit.copy_from is not None:
+            self._copy.append((hit.copy_from, taken[0]))
+        added += taken
         request.block_ids.extend(added)
         request.num_published_blocks = max(request.num_published_blocks, len(hit.block_ids))
         return added

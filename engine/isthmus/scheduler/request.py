@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import time
 from collections.abc import Sequence
@@ -13,10 +14,12 @@ from isthmus.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 
 
 class RequestStatus(enum.Enum):
-    """Where a request is. WAITING covers requests that were preempted to be recomputed: they come back like new ones,
-    with their outputs. SWAPPED ones have their blocks on the host.
+    """Where a request is. HELD ones wait for the prompt that their leader computes for all of them. WAITING covers
+    requests that were preempted to be recomputed: they come back like new ones, with their outputs. SWAPPED ones have
+    their blocks on the host.
     """
 
+    HELD = "held"
     WAITING = "waiting"
     SWAPPED = "swapped"
     RUNNING = "running"
@@ -31,7 +34,8 @@ class Request:
     num_placeholders.  block_ids: its block table.  host_block_ids: where its blocks are while it is swapped.
     block_hashes: chained hashes of its full blocks, as far as they were needed.  num_published_blocks: how many of its
     blocks are findable by hash.  num_cached_tokens: prompt tokens found in the prefix cache at first admission, -1
-    before.  claim: the scheduling policy's own.
+    before.  leader: the request of the same group whose blocks it begins with, until it is admitted.  num_siblings:
+    requests of its group, itself included.  claim: the scheduling policy's own.
     """
 
     __slots__ = (
@@ -44,6 +48,7 @@ class Request:
         "eos_token_ids",
         "host_block_ids",
         "is_system",
+        "leader",
         "max_total_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -51,6 +56,7 @@ class Request:
         "num_preemptions",
         "num_prompt_tokens",
         "num_published_blocks",
+        "num_siblings",
         "params",
         "priority",
         "request_id",
@@ -86,6 +92,8 @@ class Request:
         self.tenant = scheduling.tenant
         self.is_system = scheduling.is_system
         self.claim: Any = None
+        self.leader: Request | None = None
+        self.num_siblings = 1
         self.arrival_s = time.monotonic() if arrival_s is None else arrival_s
         self.max_total_tokens = 0
         self.status = RequestStatus.WAITING
@@ -97,6 +105,15 @@ class Request:
         self.host_block_ids: list[int] = []
         self.block_hashes: list[bytes] = []
         self.num_published_blocks = 0
+
+    def sibling(self, request_id: str, seed: int) -> Request:
+        """A new request that differs in id and seed only."""
+        other = copy.copy(self)
+        other.request_id = request_id
+        other.seed = seed
+        other.token_ids = self.token_ids[: self.num_prompt_tokens]
+        other.block_ids, other.host_block_ids, other.block_hashes = [], [], []
+        return other
 
     @property
     def num_tokens(self) -> int:

@@ -75,8 +75,9 @@ class _InFlight:
 
 class Scheduler:
     """`requests` holds every live request; each is in exactly one of `waiting`, `swapped` and `running` (admission
-    order). Steps come back to `update_from_output` in the order in which `schedule` gave them; several may be under
-    way at once, and the tokens that they will sample count as placeholders until then.
+    order), or held by the leader of its group. Steps come back to `update_from_output` in the order in which
+    `schedule` gave them; several may be under way at once, and the tokens that they will sample count as placeholders
+    until then.
     """
 
     def __init__(
@@ -114,6 +115,8 @@ class Scheduler:
         self.gate = AdmissionGate(config)
         self.costs = costs or PreemptionCosts()
         self._clock = clock
+        self._held: dict[str, list[Request]] = {}
+        self._to_release: list[str] = []
         self._in_flight: deque[_InFlight] = deque()
         self._finished_req_ids: list[str] = []
         self._failed: list[RequestDelta] = []
@@ -144,6 +147,42 @@ class Scheduler:
         self.requests[request.request_id] = request
         self.queue.entered(request)
         self.waiting.add(request)
+
+    def add_group(self, leader: Request, followers: list[Request]) -> None:
+        """Queue requests of one prompt. The leader computes it; the others wait for that and begin with its blocks.
+
+        Raises what add_request does; none of them is queued then.
+        """
+        added: list[Request] = []
+        try:
+            for request in (leader, *followers):
+                self.add_request(request)
+                added.append(request)
+        except Exception:
+            for request in added:
+                self._forget(request)
+            raise
+        for request in followers:
+            request.leader = leader
+            self.waiting.remove(request)
+            request.status = RequestStatus.HELD
+        for request in (leader, *followers):
+            request.num_siblings = 1 + len(followers)
+        self._held[leader.request_id] = followers
+
+    def _forget(self, request: Request) -> None:
+        """As if it had never been added."""
+        self.waiting.remove(request)
+        self.queue.left(request)
+        del self.requests[request.request_id]
+
+    def _release_followers(self) -> None:
+        """Their leader's prompt is computed, or the leader is gone: they queue before everyone of their class."""
+        for leader_id in self._to_release:
+            for request in reversed(self._held.pop(leader_id, [])):
+                request.status = RequestStatus.WAITING
+                self.waiting.add_preempted(request)
+        self._to_release.clear()
 
     def token_limit(self, request: Request) -> int:
         """Prompt plus outputs at most. The last token is never written to the cache, so it needs no slot.
@@ -222,6 +261,8 @@ class Scheduler:
         """
         step = Step(self.max_num_batched_tokens, self._clock())
         self.watermark.step()
+        if self._to_release:
+            self._release_followers()
         if self.config.artificial_preemption_rate:
             self._preempt_at_random(step)
         if self.waiting.preempts and len(self.waiting):
@@ -299,6 +340,7 @@ class Scheduler:
         may their blocks become findable.
         """
         cached, publish, requests, gate = step.cached, self.kv.publish, step.requests, self.gate
+        held = self._held
         for request, num_new, left, blocks in chosen:
             if not num_new:
                 continue
@@ -315,6 +357,8 @@ class Scheduler:
                 step.num_decodes += left == 1
                 if gate.num_partial:
                     gate.prefill_ended(request)
+                if request_id in held:
+                    self._to_release.append(request_id)
             publish(request, min(computed, len(request.token_ids)))
 
     # Who comes in.
@@ -353,7 +397,7 @@ class Scheduler:
         return reason is Refusal.SLOTS and len(step.waits) <= self.config.max_overtaking
 
     def _try_admit(self, request: Request, step: Step) -> Refusal | None:
-        if request.num_placeholders:
+        if request.num_placeholders or self._leader_is_busy(request, step):
             return Refusal.IN_FLIGHT
         hit = self.kv.lookup(request)
         left = request.num_tokens - hit.num_cached_tokens
@@ -367,7 +411,17 @@ class Scheduler:
             self.gate.prefill_began(request, left)
         else:
             request.num_placeholders += 1
+            if request.request_id in self._held:
+                self._to_release.append(request.request_id)
         return None
+
+    def _leader_is_busy(self, request: Request, step: Step) -> bool:
+        """Whether what would be copied from the leader's blocks is written in this very step, after the copies."""
+        leader = request.leader
+        if leader is None:
+            return False
+        before = leader.num_computed_tokens - step.num_scheduled.get(leader.request_id, 0)
+        return before < request.num_tokens - 1 <= leader.num_computed_tokens
 
     def _keep_free(self, request: Request) -> int:
         return self._reserved_for_others(request) + (self.watermark.num_blocks if self.running else 0)
@@ -390,7 +444,9 @@ class Scheduler:
         request.num_cached_tokens = min(hit.num_cached_tokens, request.num_prompt_tokens)
         stats.num_admitted += 1
         stats.queue_time_s += max(step.now_s - request.arrival_s, 0.0)
-        if self.kv.reads_cache(request):
+        if request.leader is not None:
+            request.leader = None
+        elif self.kv.reads_cache(request):
             stats.prefix_cache_queries += request.num_tokens
             stats.prefix_cache_hits += hit.num_cached_tokens
             stats.host_prefix_hits += len(hit.from_host) * self.kv.block_size
@@ -499,7 +555,11 @@ class Scheduler:
         if self.kv.host_pool is None or mode == RECOMPUTE or not request.num_computed_tokens:
             return False
         num_tokens = request.num_computed_tokens
-        return mode == SWAP or self.costs.swap_is_cheaper(num_tokens, self.kv.num_blocks_for(num_tokens))
+        return (
+            mode == SWAP
+            or request.num_siblings > 1
+            or self.costs.swap_is_cheaper(num_tokens, self.kv.num_blocks_for(num_tokens))
+        )
 
     def _warn_of_preemptions(self) -> None:
         stats = self.stats
@@ -598,6 +658,10 @@ class Scheduler:
             self.running.remove(request)
         elif request.status is RequestStatus.SWAPPED:
             self.swapped.remove(request)
+        elif request.status is RequestStatus.HELD:
+            assert request.leader is not None
+            self._held[request.leader.request_id].remove(request)
+            self.queue.left(request)
         else:
             self.waiting.remove(request)
             if request.num_cached_tokens < 0:
@@ -609,6 +673,9 @@ class Scheduler:
         request.status = RequestStatus.FINISHED
         self.kv.free(request)
         self.gate.forget(request)
+        request.leader = None
+        if request.request_id in self._held:
+            self._to_release.append(request.request_id)
         del self.requests[request.request_id]
         self._finished_req_ids.append(request.request_id)
 
@@ -644,16 +711,17 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raises RuntimeError with the first broken invariant. O(requests + blocks)."""
         waiting = list(self.waiting)
-        ids = [request.request_id for request in (*waiting, *self.swapped, *self.running)]
+        held = [request for followers in self._held.values() for request in followers]
+        ids = [request.request_id for request in (*waiting, *held, *self.swapped, *self.running)]
         if len(set(ids)) != len(ids) or set(ids) != set(self.requests):
             raise RuntimeError(f"queues hold {sorted(ids)}, live requests are {sorted(self.requests)}")
         if len(self.running) > self.max_num_seqs:
             raise RuntimeError(f"{len(self.running)} running requests, the cap is {self.max_num_seqs}")
-        for fault in self._faults(waiting):
+        for fault in self._faults(waiting, held):
             raise RuntimeError(fault)
         self.kv.check_integrity(self.running, self.swapped)
 
-    def _faults(self, waiting: list[Request]) -> Iterator[str]:
+    def _faults(self, waiting: list[Request], held: list[Request]) -> Iterator[str]:
         for request in self.running:
             known = request.num_tokens + request.num_placeholders
             if request.status is not RequestStatus.RUNNING or not 0 < request.num_computed_tokens <= known:
@@ -664,12 +732,12 @@ class Scheduler:
             if request.status is not RequestStatus.WAITING or request.block_ids or request.num_computed_tokens:
                 yield f"{request} is in `waiting`"
         for request in self.swapped:
-            held = len(request.host_block_ids)
+            num_held = len(request.host_block_ids)
             if request.status is not RequestStatus.SWAPPED or request.block_ids:
                 yield f"{request} is in `swapped`"
-            if held != self.kv.num_blocks_for(request.num_computed_tokens):
-                yield f"{request} is in `swapped` with {held} host blocks"
-        queued = [request for request in waiting if request.num_cached_tokens < 0]
+            if num_held != self.kv.num_blocks_for(request.num_computed_tokens):
+                yield f"{request} is in `swapped` with {num_held} host blocks"
+        queued = [request for request in (*waiting, *held) if request.num_cached_tokens < 0]
         tokens = sum(request.num_prompt_tokens for request in queued)
         if (self.queue.num_reqs, self.queue.num_tokens) != (len(queued), tokens):
             yield f"the queue counts {self.queue.num_reqs} requests and {self.queue.num_tokens} tokens"

@@ -37,6 +37,9 @@ class OrderedPolicy(SchedulingPolicy):
 
     def add_preempted(self, request: Request) -> None:
         """Its claim is that of its arrival, which puts it before everyone of its class who came later."""
+        if request.claim is None:
+            self.add(request)
+            return
         self._queue[request.claim] = request
 
     def head(self, count: int) -> Sequence[Request]:
