@@ -24,6 +24,7 @@ FLAT_NAMES: Mapping[str, str] = MappingProxyType(
         "max_num_batched_tokens": "scheduler.max_num_batched_tokens",
         "max_num_seqs": "scheduler.max_num_seqs",
         "long_prefill_token_threshold": "scheduler.long_prefill_token_threshold",
+        "preset": "scheduler.preset",
         "scheduling_policy": "scheduler.policy",
         "preemption_mode": "scheduler.preemption_mode",
         "max_num_queued_reqs": "scheduler.max_num_queued_reqs",
@@ -35,6 +36,7 @@ FLAT_NAMES: Mapping[str, str] = MappingProxyType(
         "num_threads": "device.num_threads",
         "attention_backend": "kernels.attention",
         "log_level": "observability.log_level",
+        "record_schedule": "observability.record_schedule",
         # Names that users of vLLM have in their scripts.
         "gpu_memory_utilization": "cache.memory_fraction",
         "num_gpu_blocks_override": "cache.num_blocks",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from isthmus.config.field import AUTO, Spec
+from isthmus.config.presets import PRESETS
 from isthmus.config.section import Section
 
 AUTO_PREEMPTION, RECOMPUTE, SWAP = "auto", "recompute", "swap"
@@ -17,6 +18,14 @@ class SchedulerConfig(Section):
 
     path: ClassVar[str] = "scheduler"
 
+    preset: Annotated[
+        str | None,
+        Spec(
+            choices=tuple(PRESETS),
+            help="Values for a kind of traffic, of settings that are left to auto: chat (many short prompts), "
+            "long-context, or mixed.",
+        ),
+    ] = None
     max_num_batched_tokens: Annotated[
         int,
         Spec(fallback=2048, min=1, unit="tokens", help="Token budget of a step, prompt and output tokens together."),
@@ -111,8 +120,13 @@ class SchedulerConfig(Section):
 
     max_num_queued_reqs: Annotated[
         int | None,
-        Spec(min=1, unit="requests", help="Most requests that wait for their first admission; more are refused."),
-    ] = 4096
+        Spec(
+            fallback=4096,
+            min=1,
+            unit="requests",
+            help="Most requests that wait for their first admission; more are refused.",
+        ),
+    ] = AUTO
     max_num_queued_tokens: Annotated[
         int | None,
         Spec(min=1, unit="tokens", help="Most prompt tokens of requests that wait for their first admission."),

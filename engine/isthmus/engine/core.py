@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from isthmus.config import EngineConfig, with_values
 from isthmus.errors import EngineDeadError
 from isthmus.executor.base import Executor
+from isthmus.metrics.recorder import open_recorder
 from isthmus.plugins.policy import SchedulingPolicy
 from isthmus.scheduler.costs import PreemptionCosts
 from isthmus.scheduler.output import EngineLimits, ModelRunnerOutput, RequestDelta, SchedulerOutput
@@ -39,8 +40,10 @@ class EngineCore:
         may_lower_max_model_len: bool = False,
     ) -> None:
         self._executor = executor
+        self._recorder = open_recorder(config.observability)
         self.limits: EngineLimits = executor.start(config)
-        pool_tokens = self.limits.num_device_blocks * config.cache.block_size
+        main, *window_groups = self.limits.groups
+        pool_tokens = main.num_blocks * config.cache.block_size
         if may_lower_max_model_len and pool_tokens < config.model.max_model_len:
             logger.info("model.max_model_len: %d → %d (the KV pool)", config.model.max_model_len, pool_tokens)
             config = with_values(config, {"model.max_model_len": pool_tokens})
@@ -48,12 +51,15 @@ class EngineCore:
         self.scheduler = Scheduler(
             config.scheduler,
             config.cache,
-            num_blocks=self.limits.num_device_blocks,
-            num_host_blocks=self.limits.num_host_blocks,
+            num_blocks=main.num_blocks,
+            num_host_blocks=main.num_host_blocks,
+            window=main.window,
+            window_groups=window_groups,
             block_size=config.cache.block_size,
             max_model_len=config.model.max_model_len,
             policy=policy,
             costs=PreemptionCosts(self.limits.prefill_tokens_per_s, self.limits.block_copies_per_s),
+            recorder=self._recorder,
         )
         self._depth = STEPS_UNDER_WAY if config.scheduler.async_scheduling else 1
         self._under_way: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
@@ -133,3 +139,5 @@ class EngineCore:
     def shutdown(self) -> None:
         """Stop the workers."""
         self._executor.shutdown()
+        if self._recorder is not None:
+            self._recorder.close()

@@ -31,7 +31,8 @@ class Request:
 
     token_ids: prompt, then outputs.  num_placeholders: tokens that steps under way will sample.
     num_computed_tokens: KV positions that are valid, or will be when the steps under way end; always <= num_tokens +
-    num_placeholders.  block_ids: its block table.  host_block_ids: where its blocks are while it is swapped.
+    num_placeholders.  block_ids: its block table.  window_tables: those of the other block groups.
+    host_tables: where its blocks are while it is swapped, a table a group.
     block_hashes: chained hashes of its full blocks, as far as they were needed.  num_published_blocks: how many of its
     blocks are findable by hash.  num_cached_tokens: prompt tokens found in the prefix cache at first admission, -1
     before.  leader: the request of the same group whose blocks it begins with, until it is admitted.  num_siblings:
@@ -46,7 +47,7 @@ class Request:
         "cache_salt",
         "claim",
         "eos_token_ids",
-        "host_block_ids",
+        "host_tables",
         "is_system",
         "leader",
         "max_total_tokens",
@@ -65,6 +66,7 @@ class Request:
         "stop_ids",
         "tenant",
         "token_ids",
+        "window_tables",
     )
 
     def __init__(
@@ -102,7 +104,8 @@ class Request:
         self.num_placeholders = 0
         self.num_preemptions = 0
         self.block_ids: list[int] = []
-        self.host_block_ids: list[int] = []
+        self.window_tables: list[list[int]] = []
+        self.host_tables: list[list[int]] = []
         self.block_hashes: list[bytes] = []
         self.num_published_blocks = 0
 
@@ -112,7 +115,7 @@ class Request:
         other.request_id = request_id
         other.seed = seed
         other.token_ids = self.token_ids[: self.num_prompt_tokens]
-        other.block_ids, other.host_block_ids, other.block_hashes = [], [], []
+        other.block_ids, other.window_tables, other.host_tables, other.block_hashes = [], [], [], []
         return other
 
     @property

@@ -11,8 +11,9 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from isthmus.config import CacheConfig, SchedulerConfig
 from isthmus.config.scheduler import RECOMPUTE, SWAP
@@ -20,11 +21,12 @@ from isthmus.errors import DuplicateRequestError, NeverFitsError
 from isthmus.outputs import FinishReason
 from isthmus.plugins.policy import SchedulingPolicy
 from isthmus.scheduler.admission import AdmissionGate, Refusal
-from isthmus.scheduler.block_pool import BlockPool
+from isthmus.scheduler.block_group import BlockGroup
 from isthmus.scheduler.costs import PreemptionCosts
 from isthmus.scheduler.kv_cache_manager import KVCacheManager, PrefixHit
 from isthmus.scheduler.output import (
     CachedRequestData,
+    GroupLimits,
     ModelRunnerOutput,
     NewRequestData,
     RequestDelta,
@@ -33,8 +35,11 @@ from isthmus.scheduler.output import (
 from isthmus.scheduler.policies.fcfs import FcfsPolicy
 from isthmus.scheduler.pressure import Watermark
 from isthmus.scheduler.request import Request, RequestStatus
-from isthmus.scheduler.stats import SchedulerSnapshot, SchedulerStats
+from isthmus.scheduler.stats import SchedulerSnapshot, SchedulerStats, Shortage
 from isthmus.scheduler.waiting import QueueLimits
+
+if TYPE_CHECKING:
+    from isthmus.metrics.recorder import ScheduleRecorder
 
 logger = logging.getLogger(__name__)
 
@@ -89,19 +94,21 @@ class Scheduler:
         block_size: int,
         max_model_len: int,
         num_host_blocks: int = 0,
+        window: int | None = None,
+        window_groups: Sequence[GroupLimits] = (),
         policy: SchedulingPolicy | None = None,
         costs: PreemptionCosts | None = None,
         clock: Callable[[], float] = time.monotonic,
+        recorder: ScheduleRecorder | None = None,
     ) -> None:
         self.config = config
         self.max_num_batched_tokens: int = config.max_num_batched_tokens
         self.max_num_seqs: int = config.max_num_seqs
         self.chunk_limit: int = config.long_prefill_token_threshold or self.max_num_batched_tokens
         self.max_model_len = max_model_len
+        groups = (GroupLimits(num_blocks, num_host_blocks, window), *window_groups)
         self.kv = KVCacheManager(
-            BlockPool(num_blocks),
-            block_size,
-            host_pool=BlockPool(num_host_blocks) if num_host_blocks else None,
+            [self._block_group(limits, block_size, cache) for limits in groups],
             enable_prefix_caching=cache.enable_prefix_caching,
             hash_seed=cache.prefix_hash_seed,
         )
@@ -122,6 +129,19 @@ class Scheduler:
         self._failed: list[RequestDelta] = []
         self._last_waits: dict[str, Refusal] = {}
         self._random = random.Random(0)
+        self._recorder = recorder
+        if recorder is not None:
+            recorder.begin(self)
+
+    def _block_group(self, limits: GroupLimits, block_size: int, cache: CacheConfig) -> BlockGroup:
+        return BlockGroup(
+            limits.num_blocks,
+            block_size,
+            num_host_blocks=limits.num_host_blocks,
+            window=limits.window,
+            most_tokens=min(self.chunk_limit, self.max_num_batched_tokens),
+            saves_evicted=cache.enable_prefix_caching,
+        )
 
     # Requests come and go.
 
@@ -147,6 +167,8 @@ class Scheduler:
         self.requests[request.request_id] = request
         self.queue.entered(request)
         self.waiting.add(request)
+        if self._recorder is not None:
+            self._recorder.queued(request)
 
     def add_group(self, leader: Request, followers: list[Request]) -> None:
         """Queue requests of one prompt. The leader computes it; the others wait for that and begin with its blocks.
@@ -169,12 +191,16 @@ class Scheduler:
         for request in (leader, *followers):
             request.num_siblings = 1 + len(followers)
         self._held[leader.request_id] = followers
+        if self._recorder is not None:
+            self._recorder.held(followers, leader)
 
     def _forget(self, request: Request) -> None:
         """As if it had never been added."""
         self.waiting.remove(request)
         self.queue.left(request)
         del self.requests[request.request_id]
+        if self._recorder is not None:
+            self._recorder.ended(request, FinishReason.ABORT)
 
     def _release_followers(self) -> None:
         """Their leader's prompt is computed, or the leader is gone: they queue before everyone of their class."""
@@ -196,8 +222,8 @@ class Scheduler:
             limit = max(min(self.max_model_len, pool_tokens + 1), request.num_prompt_tokens + 1)
         else:
             limit = max(min(self.max_model_len, request.num_prompt_tokens + wanted), request.num_prompt_tokens + 1)
-        needed = self.kv.num_blocks_for(limit - 1)
-        if needed > usable:
+        if not self.kv.fits_at_all(limit - 1, reserved=self._reserved_for_others(request)):
+            needed = self.kv.num_blocks_for(limit - 1)
             reserved = f" ({usable} without the reserved ones)" if usable != self.kv.pool.num_blocks else ""
             raise NeverFitsError(
                 f"request {request.request_id!r} needs {needed} blocks ({request.num_prompt_tokens} prompt tokens, "
@@ -217,7 +243,7 @@ class Scheduler:
         request = self.requests.get(request_id)
         if request is None:
             return False
-        self._finish(request)
+        self._finish(request, FinishReason.ABORT)
         return True
 
     def abort_all(self, *failed: SchedulerOutput) -> list[str]:
@@ -228,6 +254,8 @@ class Scheduler:
         for output in failed:
             self._finished_req_ids += output.finished_req_ids
         self._in_flight.clear()
+        if self._recorder is not None:
+            self._recorder.dropped()
         request_ids = list(self.requests)
         for request_id in request_ids:
             self.abort_request(request_id)
@@ -298,6 +326,8 @@ class Scheduler:
             preempted_req_ids=[request.request_id for request in step.preempted],
         )
         self._in_flight.append(_InFlight(output, step.requests, total - step.num_decodes, total, step.now_s))
+        if self._recorder is not None:
+            self._recorder.scheduled(step, self)
         return output
 
     def _schedule_running(self, step: Step) -> None:
@@ -320,7 +350,7 @@ class Scheduler:
             while blocks is None:
                 victim = self.waiting.choose_victim(running)
                 at = running.index(victim)
-                self._preempt(victim, step)
+                self._preempt(victim, step, request)
                 if at < index:
                     _, returned, _, _ = chosen.pop(at)
                     step.budget += returned
@@ -351,6 +381,9 @@ class Scheduler:
             cached.num_computed_tokens.append(computed)
             if blocks:
                 cached.new_block_ids[request_id] = blocks
+                if request.window_tables:
+                    added = -len(blocks)
+                    cached.new_window_block_ids[request_id] = tuple(table[added:] for table in request.window_tables)
             request.num_computed_tokens = computed = computed + num_new
             if left == num_new:
                 request.num_placeholders += 1
@@ -367,7 +400,7 @@ class Scheduler:
         """Admit in the policy's order. Who does not fit is passed by others only as far as the gate allows."""
         waiting, gate = self.waiting, self.gate
         num_refused = 0
-        while step.budget > 0 and len(waiting) > num_refused:
+        while step.budget > 0 and len(waiting) > num_refused <= self.config.max_overtaking:
             found = waiting.head(num_refused + 1)
             head, request = found[0], found[num_refused]
             if request in step.preempted:
@@ -394,7 +427,7 @@ class Scheduler:
         reason = step.waits[head.request_id]
         if reason is Refusal.CAPACITY:
             return self.gate.may_pass(head, step.now_s) and self.waiting.may_overtake(head, request)
-        return reason is Refusal.SLOTS and len(step.waits) <= self.config.max_overtaking
+        return reason is Refusal.SLOTS
 
     def _try_admit(self, request: Request, step: Step) -> Refusal | None:
         if request.num_placeholders or self._leader_is_busy(request, step):
@@ -449,7 +482,7 @@ class Scheduler:
         elif self.kv.reads_cache(request):
             stats.prefix_cache_queries += request.num_tokens
             stats.prefix_cache_hits += hit.num_cached_tokens
-            stats.host_prefix_hits += len(hit.from_host) * self.kv.block_size
+            stats.host_prefix_hits += hit.num_from_host * self.kv.block_size
 
     def _start(self, request: Request, num_new: int, step: Step) -> None:
         """Into `running`, with `num_new` tokens to compute after those that are computed already."""
@@ -466,6 +499,7 @@ class Scheduler:
                 seed=request.seed,
                 stop_ids=request.stop_ids,
                 bad_words_ids=request.bad_words_ids,
+                window_block_ids=tuple(table.copy() for table in request.window_tables),
             )
         )
         step.num_scheduled[request.request_id] = num_new
@@ -508,7 +542,7 @@ class Scheduler:
             victim = self.waiting.choose_victim(self.running)
             if not self.waiting.outranks(head, victim) or not self._would_have_room(head):
                 return
-            self._preempt(victim, step)
+            self._preempt(victim, step, head)
 
     def _has_room(self, request: Request) -> bool:
         if len(self.running) >= self.max_num_seqs:
@@ -519,16 +553,19 @@ class Scheduler:
     def _would_have_room(self, head: Request) -> bool:
         """Whether `head` would fit if everything that it outranks were gone."""
         weaker = [request for request in self.running if self.waiting.outranks(head, request)]
-        freed = self.kv.num_freed_by(weaker)
         keep_free = self._reserved_for_others(head)
-        return self.kv.can_allocate(head, head.num_tokens, self.kv.lookup(head), keep_free=keep_free - freed)
+        return self.kv.can_allocate(head, head.num_tokens, self.kv.lookup(head), keep_free=keep_free, leaving=weaker)
 
     def _preempt_at_random(self, step: Step) -> None:
         if self.running and self._random.random() < self.config.artificial_preemption_rate:
-            self._preempt(self._random.choice(self.running), step)
+            self._preempt(self._random.choice(self.running), step, None)
 
-    def _preempt(self, request: Request, step: Step) -> None:
-        """Out of `running`: to the host, or back into the queue with its blocks free but findable."""
+    def _preempt(self, request: Request, step: Step, beneficiary: Request | None) -> None:
+        """Out of `running`: to the host, or back into the queue with its blocks free but findable.
+
+        beneficiary: who needs the room, perhaps itself; None for no reason.
+        """
+        num_blocks, num_tokens = len(request.block_ids), request.num_computed_tokens
         self.running.remove(request)
         self.gate.forget(request)
         request.num_preemptions += 1
@@ -547,6 +584,8 @@ class Scheduler:
             request.status = RequestStatus.WAITING
             self.waiting.add_preempted(request)
         step.preempted.append(request)
+        if self._recorder is not None:
+            self._recorder.preempted(request, beneficiary, num_blocks, num_tokens)
         if self.stats.num_preemptions % PREEMPTION_WARNING_INTERVAL == 0:
             self._warn_of_preemptions()
 
@@ -588,7 +627,7 @@ class Scheduler:
             f"{self._reserved_for_others(stuck)} are reserved for others"
         )
         logger.error("%s", message)
-        self._finish(stuck)
+        self._finish(stuck, FinishReason.ERROR)
         self._failed.append(RequestDelta(stuck.request_id, [], FinishReason.ERROR, message))
 
     # What came back.
@@ -602,6 +641,8 @@ class Scheduler:
         if not self._in_flight or self._in_flight[0].output is not output:
             raise ValueError("steps must come back in the order in which schedule() gave them")
         flight = self._in_flight.popleft()
+        if self._recorder is not None:
+            self._recorder.returned()
         self._learn(flight)
         deltas, self._failed = self._failed, []
         logprobs, prompt_logprobs, invalid = result.logprobs, result.prompt_logprobs, result.invalid_req_ids
@@ -634,10 +675,10 @@ class Scheduler:
                 delta.prompt_logprobs = prompt_logprobs.get(request_id)
             if delta.finish_reason is not None:
                 if request.status is RequestStatus.RUNNING:
-                    self._end(request)
+                    self._end(request, delta.finish_reason)
                     ended = True
                 else:
-                    self._finish(request)
+                    self._finish(request, delta.finish_reason)
             deltas.append(delta)
         if ended:
             self.running = [request for request in self.running if request.status is RequestStatus.RUNNING]
@@ -652,7 +693,7 @@ class Scheduler:
         if flight.num_prefill_tokens >= max(PREFILL_SAMPLE_TOKENS, flight.num_tokens // 2):
             self.costs.saw_prefill(flight.num_prefill_tokens, seconds)
 
-    def _finish(self, request: Request) -> None:
+    def _finish(self, request: Request, reason: FinishReason) -> None:
         """End a request outside update_from_output's own loop."""
         if request.status is RequestStatus.RUNNING:
             self.running.remove(request)
@@ -666,9 +707,9 @@ class Scheduler:
             self.waiting.remove(request)
             if request.num_cached_tokens < 0:
                 self.queue.left(request)
-        self._end(request)
+        self._end(request, reason)
 
-    def _end(self, request: Request) -> None:
+    def _end(self, request: Request, reason: FinishReason) -> None:
         """Free everything but the place in `running`."""
         request.status = RequestStatus.FINISHED
         self.kv.free(request)
@@ -678,6 +719,8 @@ class Scheduler:
             self._to_release.append(request.request_id)
         del self.requests[request.request_id]
         self._finished_req_ids.append(request.request_id)
+        if self._recorder is not None:
+            self._recorder.ended(request, reason)
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached block; False, and nothing done, while requests hold blocks."""
@@ -708,6 +751,15 @@ class Scheduler:
             host_usage=host.num_used / host.num_blocks if host is not None else 0.0,
         )
 
+    def shortage(self, request: Request) -> Shortage:
+        """Why a waiting request does not fit, or that it does."""
+        return Shortage(
+            num_needed=self.kv.num_blocks_for(request.num_tokens),
+            num_free=self.kv.pool.num_free,
+            num_reserved=self._reserved_for_others(request),
+            num_watermark=self.watermark.num_blocks if self.running else 0,
+        )
+
     def check_integrity(self) -> None:
         """Raises RuntimeError with the first broken invariant. O(requests + blocks)."""
         waiting = list(self.waiting)
@@ -732,7 +784,7 @@ class Scheduler:
             if request.status is not RequestStatus.WAITING or request.block_ids or request.num_computed_tokens:
                 yield f"{request} is in `waiting`"
         for request in self.swapped:
-            num_held = len(request.host_block_ids)
+            num_held = len(request.host_tables[0])
             if request.status is not RequestStatus.SWAPPED or request.block_ids:
                 yield f"{request} is in `swapped`"
             if num_held != self.kv.num_blocks_for(request.num_computed_tokens):

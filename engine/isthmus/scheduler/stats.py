@@ -44,3 +44,15 @@ class SchedulerSnapshot:
     waiting_by_reason: dict[str, int] = field(default_factory=dict)
     kv_usage: float = 0.0
     host_usage: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """In blocks: what admitting a request takes, what is free, and what of that is not for it: reserved for system
+    requests, or kept back by the watermark.
+    """
+
+    num_needed: int
+    num_free: int
+    num_reserved: int
+    num_watermark: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isthmus.config import SchedulerConfig
+from isthmus.config import AUTO, SchedulerConfig
 from isthmus.errors import QueueFullError
 from isthmus.scheduler.request import Request
 
@@ -18,7 +18,7 @@ class QueueLimits:
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
-        self._max_reqs: int | None = config.max_num_queued_reqs
+        self._max_reqs: int | None = None if config.max_num_queued_reqs is AUTO else config.max_num_queued_reqs
         self._max_tokens: int | None = config.max_num_queued_tokens
         self.num_reqs = 0
         self.num_tokens = 0

@@ -85,7 +85,7 @@ class FakeDevice:
         Raises DeviceFault.
         """
         self._drop(output)
-        ops = output.block_ops
+        (ops,) = output.block_ops
         self._check_ops(ops)
         # Blocks lose their content when they are handed out, so what leaves the device leaves before.
         self._move(self._memory, self._host_memory, ops.swap_out)
