@@ -22,7 +22,7 @@ from isthmus.engine.progress import Progress
 from isthmus.engine.setup import EngineSetup, make_core, prepare
 from isthmus.errors import ConfigError, EngineDeadError, InvalidPromptError, QueueFullError, RequestError
 from isthmus.outputs import RequestOutput
-from isthmus.sampling_params import SamplingParams
+from isthmus.sampling_params import BeamSearchParams, SamplingParams
 from isthmus.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from isthmus.plugins.manager import PluginManager
 
-P = TypeVar("P", SamplingParams, SchedulingParams)
+P = TypeVar("P", SamplingParams, BeamSearchParams, SchedulingParams)
 Message = Mapping[str, Any]
 """{"role": ..., "content": ...}"""
 
@@ -111,6 +111,21 @@ class LLM:
         render = self._renderer(add_generation_prompt, chat_template, chat_template_kwargs)
         prompts = [render(cast(Sequence[Message], conversation)) for conversation in conversations]
         return self._run(prompts, sampling_params, None, progress=progress)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams | Sequence[BeamSearchParams] | None = None,
+        *,
+        scheduling_params: SchedulingParams | Sequence[SchedulingParams] | None = None,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """The most likely outputs of one prompt or of each of a list: `beam_width` of them, the best first, each with
+        its `score`. For the rest as generate().
+        """
+        listed = _as_list(prompts)
+        searches = _one_each("params", listed, params, BeamSearchParams())
+        return self._finish(self._check(listed, searches, scheduling_params), progress=progress)
 
     def stream(
         self,
@@ -208,8 +223,10 @@ class LLM:
         progress: bool,
     ) -> list[RequestOutput]:
         params = _one_each("sampling_params", prompts, sampling_params, SamplingParams())
-        scheduling = _one_each("scheduling_params", prompts, scheduling_params, DEFAULT_SCHEDULING)
-        checked = self._check(prompts, params, scheduling)
+        return self._finish(self._check(prompts, params, scheduling_params), progress=progress)
+
+    def _finish(self, checked: Sequence[CheckedPrompt], *, progress: bool) -> list[RequestOutput]:
+        """Queue the requests and step until all have ended."""
         ids = [one.request_id for one in checked]
         mine = frozenset(ids)
         to_submit = deque(checked)
@@ -229,9 +246,13 @@ class LLM:
         return [finished[request_id] for request_id in ids]
 
     def _check(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], scheduling: Sequence[SchedulingParams]
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams | BeamSearchParams],
+        scheduling_params: SchedulingParams | Sequence[SchedulingParams] | None,
     ) -> list[CheckedPrompt]:
         """The requests of all prompts. Nothing is queued."""
+        scheduling = _one_each("scheduling_params", prompts, scheduling_params, DEFAULT_SCHEDULING)
         checked = []
         for index, (prompt, one, how) in enumerate(zip(prompts, params, scheduling, strict=True)):
             with _naming_prompt(index, len(prompts)):

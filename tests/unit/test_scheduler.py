@@ -445,7 +445,7 @@ def test_after_a_failed_step_everything_is_gone_and_told_again() -> None:
     failed = scheduler.schedule()
     add(scheduler, "c", 4)
     assert failed.finished_req_ids == ["done"]
-    assert scheduler.abort_all(failed) == ["a", "b", "c"]
+    assert scheduler.abort_all() == ["a", "b", "c"]
     scheduler.check_integrity()
     assert scheduler.kv.pool.num_used == 0
     assert scheduler.schedule().finished_req_ids == ["done", "a", "b", "c"]

@@ -43,11 +43,6 @@ class EngineCore:
         self._recorder = open_recorder(config.observability)
         self.limits: EngineLimits = executor.start(config)
         main, *window_groups = self.limits.groups
-        pool_tokens = main.num_blocks * config.cache.block_size
-        if may_lower_max_model_len and pool_tokens < config.model.max_model_len:
-            logger.info("model.max_model_len: %d → %d (the KV pool)", config.model.max_model_len, pool_tokens)
-            config = with_values(config, {"model.max_model_len": pool_tokens})
-        self.config = config
         self.scheduler = Scheduler(
             config.scheduler,
             config.cache,
@@ -61,6 +56,12 @@ class EngineCore:
             costs=PreemptionCosts(self.limits.prefill_tokens_per_s, self.limits.block_copies_per_s),
             recorder=self._recorder,
         )
+        longest = self.scheduler.kv.longest
+        if may_lower_max_model_len and longest < config.model.max_model_len:
+            logger.info("model.max_model_len: %d → %d (the KV pool)", config.model.max_model_len, longest)
+            self.scheduler.max_model_len = int(longest)
+            config = with_values(config, {"model.max_model_len": int(longest)})
+        self.config = config
         self._depth = STEPS_UNDER_WAY if config.scheduler.async_scheduling else 1
         self._under_way: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
 
@@ -122,9 +123,8 @@ class EngineCore:
         """Raises EngineDeadError, unless `error` is no Exception."""
         for _, future in self._under_way:
             future.cancel()
-        failed = [output for output, _ in self._under_way]
         self._under_way.clear()
-        lost = self.scheduler.abort_all(*failed)
+        lost = self.scheduler.abort_all()
         if isinstance(error, Exception):
             raise EngineDeadError(
                 f"a step failed and took {len(lost)} requests with it: {type(error).__name__}: {error}"

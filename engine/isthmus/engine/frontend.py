@@ -10,14 +10,16 @@ from isthmus.engine.input_processor import InputProcessor, Prompt
 from isthmus.engine.output_processor import OutputProcessor
 from isthmus.engine.sample_group import SampleGroup, child_id
 from isthmus.outputs import RequestOutput
-from isthmus.sampling_params import SamplingParams
+from isthmus.sampling_params import BeamSearchParams, SamplingParams
 from isthmus.scheduler.request import Request
 from isthmus.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedPrompt:
-    """A prompt that may be queued: one request for each completion, the first with the caller's id."""
+    """A prompt that may be queued: one request for each completion, the first with the caller's id. A beam search
+    begins with one, of that id.
+    """
 
     requests: Sequence[Request]
     text: str | None
@@ -43,13 +45,14 @@ class Frontend:
         self,
         request_id: str,
         prompt: Prompt,
-        params: SamplingParams,
+        params: SamplingParams | BeamSearchParams,
         scheduling: SchedulingParams = DEFAULT_SCHEDULING,
     ) -> CheckedPrompt:
         """The requests of a prompt, checked. Raises RequestError, also if one could never run."""
         request, text = self.inputs.process(request_id, prompt, params, scheduling)
         self.client.check_request(request)
-        others = [request.sibling(child_id(request_id, index), request.seed + index) for index in range(1, params.n)]
+        count = request.params.n
+        others = [request.sibling(child_id(request_id, index), request.seed + index) for index in range(1, count)]
         return CheckedPrompt((request, *others), text)
 
     def submit(self, checked: CheckedPrompt, *, stream: bool = False) -> None:
@@ -69,7 +72,7 @@ class Frontend:
         self,
         request_id: str,
         prompt: Prompt,
-        params: SamplingParams,
+        params: SamplingParams | BeamSearchParams,
         scheduling: SchedulingParams = DEFAULT_SCHEDULING,
         *,
         stream: bool = False,

@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from contextlib import suppress
-from io import TextIOWrapper
 from pathlib import Path
-from typing import cast
 
 from isthmus.errors import ConfigError
 
@@ -33,7 +31,7 @@ class RecordFile:
         self._num_bytes = 0
         try:
             older_part(path).unlink(missing_ok=True)
-            self._file = cast(TextIOWrapper, path.open("w", encoding="ascii"))
+            self._file = path.open("w", encoding="ascii")
         except OSError as error:
             raise ConfigError(
                 [f"observability.record_schedule={path}: cannot be written: {error.strerror}; give another path"]
@@ -73,7 +71,7 @@ class RecordFile:
     def _turn_over(self) -> None:
         self._close()
         self.path.replace(older_part(self.path))
-        self._file = cast(TextIOWrapper, self.path.open("w", encoding="ascii"))
+        self._file = self.path.open("w", encoding="ascii")
         self._close = weakref.finalize(self, self._file.close)
         self._file.write(f"{self.header}\n")
         self._num_bytes = len(self.header) + 1

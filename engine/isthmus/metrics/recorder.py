@@ -49,9 +49,9 @@ class ScheduleRecorder:
         self._encode = json.JSONEncoder(separators=(",", ":")).encode
         self._scheduler: Scheduler | None = None
         self._under_way: deque[int | None] = deque()
+        self._num_steps = 0
         self._in_prefill: set[str] = set()
         self._swapped: set[str] = set()
-        self._left_out: set[str] = set()
         self._refusals: dict[str, Refusal] = {}
         self._behind: tuple[str | None, str | None] = (None, None)
 
@@ -75,9 +75,11 @@ class ScheduleRecorder:
     # Requests come and go.
 
     def queued(self, request: Request) -> None:
+        now_s = self._clock()
         self._write(
             "queued",
-            min(request.arrival_s, self._clock()),
+            # A fork has its arrival from the request that it was copied from.
+            now_s if request.num_output_tokens else min(request.arrival_s, now_s),
             id=request.request_id,
             prompt=request.num_prompt_tokens,
             limit=request.max_total_tokens - request.num_prompt_tokens,
@@ -91,11 +93,14 @@ class ScheduleRecorder:
         for request in followers:
             self._write("waits", now_s, id=request.request_id, reason="leader", leader=leader.request_id)
 
+    def released(self, follower: Request) -> None:
+        """It waits in the queue now."""
+        self._write("waits", self._clock(), id=follower.request_id, reason=None)
+
     def ended(self, request: Request, reason: FinishReason) -> None:
         request_id = request.request_id
         self._in_prefill.discard(request_id)
         self._swapped.discard(request_id)
-        self._left_out.discard(request_id)
         self._refusals.pop(request_id, None)
         event = "aborted" if reason is FinishReason.ABORT else "finished"
         self._write(event, self._clock(), id=request_id, reason=reason.value, output=request.num_output_tokens)
@@ -108,7 +113,6 @@ class ScheduleRecorder:
         """
         request_id = victim.request_id
         self._in_prefill.discard(request_id)
-        self._left_out.discard(request_id)
         is_swap = victim.status.value == "swapped"
         if is_swap:
             self._swapped.add(request_id)
@@ -132,25 +136,11 @@ class ScheduleRecorder:
             self._continued(step, scheduler, number)
         if step.waits:
             self._refused(step, scheduler)
-        self._note_behind(_behind(step, scheduler), now_s)
-        if self._left_out or len(step.requests) != len(scheduler.running):
-            self._note_left_out(step, scheduler)
+        self._note_behind(_behind(step, scheduler), scheduler, now_s)
         tokens = scheduler.max_num_batched_tokens - step.budget
         self._under_way.append(number if tokens else None)
         if tokens:
-            self._write(
-                "step",
-                now_s,
-                step=number,
-                tokens=tokens,
-                decodes=step.num_decodes,
-                running=len(scheduler.running),
-                waiting=len(scheduler.waiting),
-                swapped=len(scheduler.swapped),
-                blocks=scheduler.kv.pool.num_used,
-            )
-        if number % SAMPLE_STEPS == 0:
-            self._sample(scheduler)
+            self._step(number, tokens, step, scheduler)
 
     def returned(self) -> None:
         """The oldest step under way came back."""
@@ -168,6 +158,22 @@ class ScheduleRecorder:
             self._sample(self._scheduler)
             self._scheduler = None
         self._file.close()
+
+    def _step(self, number: int, tokens: int, step: Step, scheduler: Scheduler) -> None:
+        self._write(
+            "step",
+            step.now_s,
+            step=number,
+            tokens=tokens,
+            decodes=step.num_decodes,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            swapped=len(scheduler.swapped),
+            blocks=scheduler.kv.pool.num_used,
+        )
+        self._num_steps += 1
+        if self._num_steps % SAMPLE_STEPS == 0:
+            self._sample(scheduler)
 
     def _came_in(self, data: NewRequestData, request: Request, number: int, now_s: float) -> None:
         request_id = request.request_id
@@ -200,32 +206,19 @@ class ScheduleRecorder:
 
     def _refused(self, step: Step, scheduler: Scheduler) -> None:
         for request_id, refusal in step.waits.items():
-            if self._refusals.get(request_id) is refusal:
+            if self._refusals.get(request_id) is refusal or request_id not in scheduler.requests:
                 continue
             self._refusals[request_id] = refusal
-            numbers = _numbers(refusal, scheduler.requests[request_id], scheduler)
+            numbers = _numbers(refusal.value, scheduler.requests[request_id], scheduler)
             self._write("waits", step.now_s, id=request_id, reason=refusal.value, **numbers)
 
-    def _note_behind(self, behind: tuple[str | None, str | None], now_s: float) -> None:
+    def _note_behind(self, behind: tuple[str | None, str | None], scheduler: Scheduler, now_s: float) -> None:
         if behind != self._behind:
             self._behind = behind
-            self._write("behind", now_s, reason=behind[0], head=behind[1])
-
-    def _note_left_out(self, step: Step, scheduler: Scheduler) -> None:
-        """Running requests for which the step had no tokens left. Those that only wait for their last one are done."""
-        left_out = {
-            request.request_id
-            for request in scheduler.running
-            if request.request_id not in step.num_scheduled
-            and not (
-                request.num_placeholders and request.num_tokens + request.num_placeholders >= request.max_total_tokens
-            )
-        }
-        for request_id in sorted(self._left_out - left_out):
-            self._write("resumed", step.now_s, id=request_id)
-        for request_id in sorted(left_out - self._left_out):
-            self._write("stalled", step.now_s, id=request_id)
-        self._left_out = left_out
+            reason, head = behind
+            request = None if head is None else scheduler.requests.get(head)
+            numbers = {} if request is None else _numbers(reason, request, scheduler)
+            self._write("behind", now_s, reason=reason, head=head, **numbers)
 
     def _sample(self, scheduler: Scheduler) -> None:
         stats, snapshot = dataclasses.asdict(scheduler.stats), dataclasses.asdict(scheduler.snapshot())
@@ -241,9 +234,9 @@ def _cause(victim: Request, beneficiary: Request | None) -> str:
     return "blocks" if beneficiary is victim or beneficiary.status.value == "running" else "rank"
 
 
-def _numbers(refusal: Refusal, request: Request, scheduler: Scheduler) -> dict[str, int]:
+def _numbers(reason: str | None, request: Request, scheduler: Scheduler) -> dict[str, int]:
     """What there was too little of."""
-    match refusal.value:
+    match reason:
         case "capacity":
             shortage = scheduler.shortage(request)
             return {

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.metrics.record_file import older_part
+from isthmus.metrics.recorder import FORMAT_VERSION
 
 Event = Mapping[str, Any]
 """One line: "event", "t" (seconds since the recording began), and what belongs to it."""
-
-KNOWN_VERSION = 1
 
 
 @dataclass(slots=True)
@@ -69,8 +68,8 @@ def read_recording(path: Path) -> Recording:
     header = events[0] if events else {}
     if header.get("event") != "recording":
         raise ValueError(f"{path} does not begin like a recording of the scheduler")
-    if header["version"] != KNOWN_VERSION:
-        raise ValueError(f"{path} is a recording of version {header['version']}, this reads version {KNOWN_VERSION}")
+    if header["version"] != FORMAT_VERSION:
+        raise ValueError(f"{path} is a recording of version {header['version']}, this reads version {FORMAT_VERSION}")
     recording = Recording(header)
     done: dict[int, float] = {}
     for event in events:

@@ -1,4 +1,4 @@
-"""What each request did when: queued, prefill, decode, preempted, swapped, stalled."""
+"""What each request did when: queued, prefill, decode, preempted, swapped."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from isthmus.metrics.recording import Event, Recording, StepRecord
 
 QUEUED, PREFILL, DECODE = "queued", "prefill", "decode"
-PREEMPTED, SWAPPED, STALLED = "preempted", "swapped", "stalled"
+PREEMPTED, SWAPPED = "preempted", "swapped"
 WAITING_KINDS = (QUEUED, PREEMPTED, SWAPPED)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
     """One thing that a request did from start_s to end_s. A decode span is all its consecutive decode steps, a prefill
-    span is one chunk. stalled: it ran, but the steps had no tokens left for it.
+    span is one chunk.
     """
 
     kind: str
@@ -63,18 +63,12 @@ class _Track:
         match event["event"]:
             case "queued":
                 self._switch(QUEUED, event["t"], prompt_tokens=event["prompt"], most_output_tokens=event["limit"])
-            case "waits":
-                self._args.setdefault("reasons", []).append(event["reason"])
             case "admitted":
                 self._switch(None, self._start_of(event))
             case "prefill":
                 self._chunk(event)
             case "swapped_in":
                 self._switch(DECODE, self._start_of(event))
-            case "resumed":
-                self._switch(DECODE, event["t"])
-            case "stalled":
-                self._switch(STALLED, event["t"])
             case "preempted":
                 kind = SWAPPED if event["mode"] == "swap" else PREEMPTED
                 args = {key: event[key] for key in ("cause", "beneficiary", "blocks", "tokens")}
@@ -95,8 +89,8 @@ class _Track:
         return event["t"] if step is None else step.start_s
 
     def _switch(self, kind: str | None, at_s: float, **args: Any) -> None:
-        """What it did is over, `kind` begins. Plans are made ahead of the device, so an event may come before the end of
-        what goes on: then that end counts.
+        """What it did is over, `kind` begins. Plans are made ahead of the device, so an event may come before the end
+        of what goes on: then that end counts.
         """
         at_s = max(at_s, self._since_s)
         if self._kind is not None and at_s > self._since_s:

@@ -6,6 +6,7 @@ moved on, the entry is the null block and the block is free.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -49,6 +50,15 @@ class BlockGroup:
         if self.window is None:
             return blocks
         return min(blocks, window_blocks(self.window, self._most_tokens, self.block_size))
+
+    @property
+    def longest(self) -> float:
+        """Tokens of the longest sequence that the empty pool holds: infinitely many if it holds a whole window."""
+        if self.window is not None and self.pool.num_blocks >= window_blocks(
+            self.window, self._most_tokens, self.block_size
+        ):
+            return math.inf
+        return self.pool.num_blocks * self.block_size
 
     def first_visible(self, num_computed_tokens: int) -> int:
         """Index in a table of the first block that the next token still sees."""

@@ -110,7 +110,14 @@ class KVCacheManager:
         return PrefixHit(count * self.block_size, parts)
 
     def _can_fork(self, leader: Request, request: Request) -> bool:
-        return len(leader.block_ids) * self.block_size >= request.num_tokens - 1 <= leader.num_computed_tokens
+        num_tokens = request.num_tokens - 1
+        if not len(leader.block_ids) * self.block_size >= num_tokens <= leader.num_computed_tokens:
+            return False
+        # A window of the leader's may have moved on since.
+        return all(
+            NULL_BLOCK not in self._table(leader, index)[group.first_visible(num_tokens) : self.num_blocks_for(num_tokens)]
+            for index, group in enumerate(self.groups)
+        )
 
     def fork(self, leader: Request, num_tokens: int) -> PrefixHit:
         """The blocks of `leader` that hold `num_tokens` tokens: full ones shared, a last partial one copied. Its own
@@ -138,21 +145,36 @@ class KVCacheManager:
         first group, once the requests of `leaving` are gone.
         """
         for index, group in enumerate(self.groups):
-            needed = group.most_blocks(num_tokens) - num_held(self._table(request, index))
-            if hit.groups:
-                table = hit.groups[index].block_ids
-                needed += group.num_revived(table) - num_held(table)
+            needed = self.num_needed(request, num_tokens, hit, index)
             free = group.pool.num_free - (keep_free if index == 0 else 0)
-            if max(needed, 0) > free + (self._num_freed(index, leaving) if leaving else 0):
+            if needed > free + (self._num_freed(index, leaving) if leaving else 0):
                 return False
         return True
 
-    def fits_at_all(self, num_tokens: int, *, reserved: int = 0) -> bool:
-        """Whether empty pools could hold a sequence of so many tokens, without `reserved` blocks of the first group."""
+    def num_needed(self, request: Request, num_tokens: int, hit: PrefixHit, index: int = 0) -> int:
+        """Free blocks of a group that growing the table to `num_tokens` tokens, beginning with `hit`, may take."""
+        group = self.groups[index]
+        needed = group.most_blocks(num_tokens) - num_held(self._table(request, index))
+        if hit.groups:
+            table = hit.groups[index].block_ids
+            needed += group.num_revived(table) - num_held(table)
+        return max(needed, 0)
+
+    def fits_at_all(self, num_tokens: int, *, reserved: int = 0, num_sequences: int = 1, num_shared: int = 0) -> bool:
+        """Whether empty pools could hold so many sequences of so many tokens, which share their first `num_shared`
+        blocks, without `reserved` blocks of the first group.
+        """
+        apart = num_shared + num_sequences * (self.num_blocks_for(num_tokens) - num_shared)
         return all(
-            group.most_blocks(num_tokens) <= group.pool.num_blocks - (reserved if index == 0 else 0)
+            min(num_sequences * group.most_blocks(num_tokens), apart)
+            <= group.pool.num_blocks - (reserved if index == 0 else 0)
             for index, group in enumerate(self.groups)
         )
+
+    @property
+    def longest(self) -> float:
+        """Tokens of the longest sequence that empty pools hold; infinitely many if no layer sees all of it."""
+        return min(group.longest for group in self.groups)
 
     def allocate(
         self, request: Request, num_new_tokens: int, hit: PrefixHit = NO_HIT, *, keep_free: int = 0
@@ -190,7 +212,7 @@ class KVCacheManager:
         if not self.can_allocate(request, total, hit, keep_free=keep_free):
             return None
         self._open_tables(request)
-        hashes = self._hashes(request, hit.num_blocks) if hit.num_from_host else []
+        hashes = self._hashes(request, hit.num_blocks) if any(part.from_host for part in hit.groups) else []
         for index, (group, part) in enumerate(zip(self.groups, hit.groups, strict=True)):
             table = self._table(request, index)
             # Whatever the hit is made of must be held before anything is taken, or it might be taken itself.
@@ -228,6 +250,7 @@ class KVCacheManager:
 
         None, and nothing done, if the host has no room.
         """
+        self._drop_unseen(request)
         count = self.num_blocks_for(request.num_computed_tokens)
         tables = [self._table(request, index)[:count] for index in range(len(self.groups))]
         for group, table in zip(self.groups, tables, strict=True):
@@ -340,8 +363,11 @@ class KVCacheManager:
         return hashes[:count] if len(hashes) > count else hashes
 
     def _first_parent(self, request: Request) -> bytes:
-        """The root, mixed with the request's extra keys, each tagged and length-prefixed: none can pose as another."""
-        if request.cache_salt is None:
+        """The root, mixed with the request's extra keys, kind and value length-prefixed: none can pose as another."""
+        if not request.cache_keys:
             return self._root_hash
-        salt = request.cache_salt.encode()
-        return hashlib.sha256(self._root_hash + b"salt" + len(salt).to_bytes(8, "little") + salt).digest()
+        mixed = hashlib.sha256(self._root_hash)
+        for text in (part for key in sorted(request.cache_keys.items()) for part in key):
+            value = text.encode(errors="surrogatepass")
+            mixed.update(len(value).to_bytes(8, "little") + value)
+        return mixed.digest()

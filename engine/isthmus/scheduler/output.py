@@ -50,13 +50,15 @@ class CachedRequestData:
     """The delta of the requests that the worker holds.
 
     num_computed_tokens runs parallel to req_ids; new_block_ids has an entry only where the table grew, and
-    new_window_block_ids beside it for the other block groups.
+    new_window_block_ids beside it for the other block groups.  last_token_ids: of beams, to take the place of what the
+    worker has as their last token, which is one that it sampled itself.
     """
 
     req_ids: list[str] = field(default_factory=list)
     num_computed_tokens: list[int] = field(default_factory=list)
     new_block_ids: dict[str, list[int]] = field(default_factory=dict)
     new_window_block_ids: dict[str, tuple[list[int], ...]] = field(default_factory=dict)
+    last_token_ids: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +113,22 @@ class EngineLimits:
     block_copies_per_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class BeamSequence:
+    """An output that beam search found. logprob: the sum over its tokens.  score: that, with the length penalty.
+    stop_reason: as in RequestDelta.
+    """
+
+    token_ids: list[int]
+    logprob: float
+    score: float
+    finish_reason: FinishReason
+    stop_reason: int | None = None
+
+
 @dataclass(slots=True)
 class RequestDelta:
-    """What a step did for one request, on its way to the front end."""
+    """What a step did for one request, on its way to the front end. beams: what a beam search found, at its end."""
 
     request_id: str
     new_token_ids: list[int]
@@ -122,3 +137,4 @@ class RequestDelta:
     num_cached_tokens: int = 0
     logprobs: list[RawLogprobs] | None = None
     prompt_logprobs: tuple[int, list[RawLogprobs]] | None = None
+    beams: list[BeamSequence] | None = None

@@ -5,16 +5,20 @@ from __future__ import annotations
 import copy
 import enum
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from isthmus.outputs import FinishReason
 from isthmus.sampling_params import SamplingParams
 from isthmus.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 
+if TYPE_CHECKING:
+    from isthmus.scheduler.beam import BeamGroup
+
 
 class RequestStatus(enum.Enum):
-    """Where a request is. HELD ones wait for the prompt that their leader computes for all of them. WAITING covers
+    """Where a request is. HELD ones wait for the prompt that their leader computes for all of them, or, without a place
+    on the device, for the other beams of their group. WAITING covers
     requests that were preempted to be recomputed: they come back like new ones, with their outputs. SWAPPED ones have
     their blocks on the host.
     """
@@ -35,16 +39,19 @@ class Request:
     host_tables: where its blocks are while it is swapped, a table a group.
     block_hashes: chained hashes of its full blocks, as far as they were needed.  num_published_blocks: how many of its
     blocks are findable by hash.  num_cached_tokens: prompt tokens found in the prefix cache at first admission, -1
-    before.  leader: the request of the same group whose blocks it begins with, until it is admitted.  num_siblings:
-    requests of its group, itself included.  claim: the scheduling policy's own.
+    before.  cache_keys: what beside the tokens its keys and values depend on, by kind ("salt", "adapter" with the id of
+    its weights, ...): only requests that are equal in all of it share blocks.  leader: the request of the same group whose blocks it begins with, until it is admitted.  num_siblings:
+    requests of its group, itself included.  beams: the beam search that it is a part of.  claim: the scheduling
+    policy's own.
     """
 
     __slots__ = (
         "arrival_s",
         "bad_words_ids",
+        "beams",
         "block_hashes",
         "block_ids",
-        "cache_salt",
+        "cache_keys",
         "claim",
         "eos_token_ids",
         "host_tables",
@@ -80,6 +87,7 @@ class Request:
         seed: int = 0,
         arrival_s: float | None = None,
         scheduling: SchedulingParams = DEFAULT_SCHEDULING,
+        cache_keys: Mapping[str, str] | None = None,
     ) -> None:
         self.request_id = request_id
         self.token_ids = list(prompt_token_ids)
@@ -88,13 +96,16 @@ class Request:
         self.eos_token_ids = frozenset(() if params.ignore_eos else eos_token_ids)
         self.stop_ids = self.eos_token_ids | frozenset(params.stop_token_ids or ())
         self.bad_words_ids = tuple(tuple(ids) for ids in bad_words_ids)
-        self.cache_salt = params.cache_salt
+        self.cache_keys = dict(cache_keys or {})
+        if params.cache_salt is not None:
+            self.cache_keys["salt"] = params.cache_salt
         self.seed = seed
         self.priority = scheduling.priority
         self.tenant = scheduling.tenant
         self.is_system = scheduling.is_system
         self.claim: Any = None
         self.leader: Request | None = None
+        self.beams: BeamGroup | None = None
         self.num_siblings = 1
         self.arrival_s = time.monotonic() if arrival_s is None else arrival_s
         self.max_total_tokens = 0

@@ -13,14 +13,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from isthmus.config import CacheConfig, SchedulerConfig
 from isthmus.config.scheduler import RECOMPUTE, SWAP
-from isthmus.errors import DuplicateRequestError, NeverFitsError
+from isthmus.errors import DuplicateRequestError, InvalidParamsError, NeverFitsError
 from isthmus.outputs import FinishReason
 from isthmus.plugins.policy import SchedulingPolicy
 from isthmus.scheduler.admission import AdmissionGate, Refusal
+from isthmus.scheduler.beam import BeamGroup
 from isthmus.scheduler.block_group import BlockGroup
 from isthmus.scheduler.costs import PreemptionCosts
 from isthmus.scheduler.kv_cache_manager import KVCacheManager, PrefixHit
@@ -29,6 +31,7 @@ from isthmus.scheduler.output import (
     GroupLimits,
     ModelRunnerOutput,
     NewRequestData,
+    RawLogprobs,
     RequestDelta,
     SchedulerOutput,
 )
@@ -80,7 +83,7 @@ class _InFlight:
 
 class Scheduler:
     """`requests` holds every live request; each is in exactly one of `waiting`, `swapped` and `running` (admission
-    order), or held by the leader of its group. Steps come back to `update_from_output` in the order in which
+    order), or held by its group. Steps come back to `update_from_output` in the order in which
     `schedule` gave them; several may be under way at once, and the tokens that they will sample count as placeholders
     until then.
     """
@@ -122,6 +125,7 @@ class Scheduler:
         self.gate = AdmissionGate(config)
         self.costs = costs or PreemptionCosts()
         self._clock = clock
+        self.beam_groups: dict[str, BeamGroup] = {}
         self._held: dict[str, list[Request]] = {}
         self._to_release: list[str] = []
         self._in_flight: deque[_InFlight] = deque()
@@ -149,9 +153,9 @@ class Scheduler:
         """Queue a request and set its token limit.
 
         Raises DuplicateRequestError for a live id, NeverFitsError if even an empty pool could not hold it,
-        QueueFullError if too many wait. Nothing changes then.
+        InvalidParamsError for more beams than may run, QueueFullError if too many wait. Nothing changes then.
         """
-        if request.request_id in self.requests:
+        if request.request_id in self.requests or request.request_id in self.beam_groups:
             raise DuplicateRequestError(
                 f"request id {request.request_id!r} is already live; wait for it to finish or use another id"
             )
@@ -169,6 +173,9 @@ class Scheduler:
         self.waiting.add(request)
         if self._recorder is not None:
             self._recorder.queued(request)
+        if request.beams is not None:
+            self.beam_groups[request.request_id] = request.beams
+            request.beams.begin(limit - request.num_prompt_tokens)
 
     def add_group(self, leader: Request, followers: list[Request]) -> None:
         """Queue requests of one prompt. The leader computes it; the others wait for that and begin with its blocks.
@@ -208,26 +215,43 @@ class Scheduler:
             for request in reversed(self._held.pop(leader_id, [])):
                 request.status = RequestStatus.WAITING
                 self.waiting.add_preempted(request)
+                if self._recorder is not None:
+                    self._recorder.released(request)
         self._to_release.clear()
 
     def token_limit(self, request: Request) -> int:
         """Prompt plus outputs at most. The last token is never written to the cache, so it needs no slot.
 
-        Raises NeverFitsError if even an empty pool could not hold so many.
+        Raises NeverFitsError if even an empty pool could not hold so many, of each beam; InvalidParamsError for more
+        beams than may run.
         """
+        width = 1 if request.beams is None else request.beams.params.beam_width
+        if width > self.max_num_seqs:
+            raise InvalidParamsError(
+                f"BeamSearchParams.beam_width={width}: every beam is a request, and scheduler.max_num_seqs is "
+                f"{self.max_num_seqs}; search with fewer beams, or raise it"
+            )
         usable = self.kv.pool.num_blocks - self._reserved_for_others(request)
-        pool_tokens = usable * self.kv.block_size
+        num_shared = request.num_prompt_tokens // self.kv.block_size
+        pool_tokens = (num_shared + (usable - num_shared) // width) * self.kv.block_size
         wanted = request.params.max_tokens
-        if wanted is None:
-            limit = max(min(self.max_model_len, pool_tokens + 1), request.num_prompt_tokens + 1)
-        else:
-            limit = max(min(self.max_model_len, request.num_prompt_tokens + wanted), request.num_prompt_tokens + 1)
-        if not self.kv.fits_at_all(limit - 1, reserved=self._reserved_for_others(request)):
-            needed = self.kv.num_blocks_for(limit - 1)
+        fits = partial(
+            self.kv.fits_at_all,
+            reserved=self._reserved_for_others(request),
+            num_sequences=width,
+            num_shared=num_shared,
+        )
+        limit = self.max_model_len if wanted is None else request.num_prompt_tokens + wanted
+        if wanted is None and not fits(limit - 1):
+            limit = pool_tokens + 1
+        limit = max(min(limit, self.max_model_len), request.num_prompt_tokens + 1)
+        if not fits(limit - 1):
+            needed = num_shared + width * (self.kv.num_blocks_for(limit - 1) - num_shared)
             reserved = f" ({usable} without the reserved ones)" if usable != self.kv.pool.num_blocks else ""
+            beams = f" of each of {width} beams" if width > 1 else ""
             raise NeverFitsError(
                 f"request {request.request_id!r} needs {needed} blocks ({request.num_prompt_tokens} prompt tokens, "
-                f"up to {limit - request.num_prompt_tokens} output tokens, block size {self.kv.block_size}), "
+                f"up to {limit - request.num_prompt_tokens} output tokens{beams}, block size {self.kv.block_size}), "
                 f"the pool has {self.kv.pool.num_blocks}{reserved}; shorten the prompt, lower max_tokens, or raise "
                 f"cache.num_blocks or cache.memory_fraction",
                 needed_blocks=needed,
@@ -239,20 +263,24 @@ class Scheduler:
         return 0 if request.is_system else self.config.reserved_blocks
 
     def abort_request(self, request_id: str) -> bool:
-        """End a request in any state; False if there is no such request. Its blocks are free at once."""
+        """End a request, or all beams of a group, in any state; False if there is no such id. The blocks are free at
+        once.
+        """
         request = self.requests.get(request_id)
-        if request is None:
-            return False
-        self._finish(request, FinishReason.ABORT)
-        return True
+        group = self.beam_groups.get(request_id) if request is None else request.beams
+        if group is not None:
+            self._end_beams(group, FinishReason.ABORT)
+        elif request is not None:
+            self._finish(request, FinishReason.ABORT)
+        return request is not None or group is not None
 
-    def abort_all(self, *failed: SchedulerOutput) -> list[str]:
-        """End every request and forget the prefix cache: for steps that failed at an unknown point.
+    def abort_all(self) -> list[str]:
+        """End every request and forget the prefix cache: for steps under way that failed at an unknown point.
 
         What these steps were to tell the worker of finished requests is told again, as it may not have been heard.
         """
-        for output in failed:
-            self._finished_req_ids += output.finished_req_ids
+        for flight in self._in_flight:
+            self._finished_req_ids += flight.output.finished_req_ids
         self._in_flight.clear()
         if self._recorder is not None:
             self._recorder.dropped()
@@ -316,6 +344,9 @@ class Scheduler:
         stats.num_decode_tokens += step.num_decodes
         stats.num_prefill_tokens += total - step.num_decodes
         self._last_waits = step.waits
+        if self.beam_groups:
+            known = step.requests[: len(step.cached.req_ids)]
+            step.cached.last_token_ids.update((one.request_id, one.token_ids[-1]) for one in known if one.beams)
         output = SchedulerOutput(
             scheduled_new_reqs=step.new,
             scheduled_cached_reqs=step.cached,
@@ -466,6 +497,7 @@ class Scheduler:
         self.gate.admitted(request)
         if request.num_cached_tokens < 0:
             self._first_admission(request, hit, step)
+        request.leader = None
         request.num_computed_tokens = hit.num_cached_tokens
         self._start(request, num_new, step)
         self.kv.publish(request, request.num_computed_tokens)
@@ -477,9 +509,7 @@ class Scheduler:
         request.num_cached_tokens = min(hit.num_cached_tokens, request.num_prompt_tokens)
         stats.num_admitted += 1
         stats.queue_time_s += max(step.now_s - request.arrival_s, 0.0)
-        if request.leader is not None:
-            request.leader = None
-        elif self.kv.reads_cache(request):
+        if request.leader is None and self.kv.reads_cache(request):
             stats.prefix_cache_queries += request.num_tokens
             stats.prefix_cache_hits += hit.num_cached_tokens
             stats.host_prefix_hits += hit.num_from_host * self.kv.block_size
@@ -586,6 +616,8 @@ class Scheduler:
         step.preempted.append(request)
         if self._recorder is not None:
             self._recorder.preempted(request, beneficiary, num_blocks, num_tokens)
+        if request.beams is not None and request.beams.has_candidates(request):
+            self._set_aside(request)
         if self.stats.num_preemptions % PREEMPTION_WARNING_INTERVAL == 0:
             self._warn_of_preemptions()
 
@@ -614,12 +646,19 @@ class Scheduler:
         )
 
     def _watch(self, step: Step) -> None:
-        """Something waits, nothing runs, nothing is under way: the head will never come in, so it fails, aloud."""
-        if step.num_scheduled or self._in_flight or self.running or not (len(self.waiting) or self.swapped):
+        """Something waits, nothing runs, nothing is under way: the head will never come in, so it fails, aloud. Unless
+        there are beams that only wait for others of their group: then one of them makes room.
+        """
+        if step.num_scheduled or any(flight.requests for flight in self._in_flight):
             return
-        if step.preempted or Refusal.HELD in step.waits.values():
+        if step.preempted or Refusal.HELD in step.waits.values() or not (len(self.waiting) or self.swapped):
             return
         stuck = self.swapped[0] if self.swapped else self.waiting.head(1)[0]
+        if self.running:
+            idle = [one for one in self.running if one.beams is not None and one.beams.has_candidates(one)]
+            if idle:
+                self._preempt(self.waiting.choose_victim(idle), step, stuck)
+            return
         pool = self.kv.pool
         message = (
             f"request {stuck.request_id!r} cannot be scheduled although nothing runs: it needs "
@@ -627,8 +666,13 @@ class Scheduler:
             f"{self._reserved_for_others(stuck)} are reserved for others"
         )
         logger.error("%s", message)
-        self._finish(stuck, FinishReason.ERROR)
-        self._failed.append(RequestDelta(stuck.request_id, [], FinishReason.ERROR, message))
+        request_id = stuck.request_id
+        if stuck.beams is None:
+            self._finish(stuck, FinishReason.ERROR)
+        else:
+            request_id = stuck.beams.group_id
+            self._end_beams(stuck.beams, FinishReason.ERROR)
+        self._failed.append(RequestDelta(request_id, [], FinishReason.ERROR, message))
 
     # What came back.
 
@@ -652,6 +696,10 @@ class Scheduler:
                 continue
             request_id = request.request_id
             if not (sampled or request_id in prompt_logprobs or request_id in invalid):
+                continue
+            if request.beams is not None:
+                found = self._take_candidates(request, request.beams, logprobs[request_id][0]) if sampled else None
+                deltas += [] if found is None else [found]
                 continue
             delta = RequestDelta(request_id, sampled, num_cached_tokens=request.num_cached_tokens)
             if sampled:
@@ -700,9 +748,10 @@ class Scheduler:
         elif request.status is RequestStatus.SWAPPED:
             self.swapped.remove(request)
         elif request.status is RequestStatus.HELD:
-            assert request.leader is not None
-            self._held[request.leader.request_id].remove(request)
-            self.queue.left(request)
+            if request.beams is None:
+                assert request.leader is not None
+                self._held[request.leader.request_id].remove(request)
+                self.queue.left(request)
         else:
             self.waiting.remove(request)
             if request.num_cached_tokens < 0:
@@ -729,6 +778,55 @@ class Scheduler:
         self.kv.forget_all()
         return True
 
+    # Beams.
+
+    def _take_candidates(self, beam: Request, group: BeamGroup, candidates: RawLogprobs) -> RequestDelta | None:
+        """What a step found for a beam's next token; after the last beam of the group, all go on. The delta of the
+        group, if that ends the search.
+        """
+        if beam.status is not RequestStatus.RUNNING:
+            self._set_aside(beam)
+        if not group.take_candidates(beam, candidates):
+            return None
+        changes = group.advance(self.requests)
+        for request in changes.ended:
+            self._finish(request, FinishReason.STOP)
+        for request in group.requests:
+            if request.status is RequestStatus.HELD:
+                self._take_up(request)
+        for fork in reversed(changes.forked):
+            self.requests[fork.request_id] = fork
+            self.waiting.add_preempted(fork)
+            if self._recorder is not None:
+                self._recorder.queued(fork)
+        if group.is_live:
+            return None
+        del self.beam_groups[group.group_id]
+        reason, num_cached = group.finished[0].finish_reason, beam.num_cached_tokens
+        return RequestDelta(group.group_id, [], reason, num_cached_tokens=num_cached, beams=group.finished)
+
+    def _set_aside(self, beam: Request) -> None:
+        """A beam without a place that waits for its group must not stand in anyone's way in a queue."""
+        if beam.status is RequestStatus.SWAPPED:
+            self.swapped.remove(beam)
+        else:
+            self.waiting.remove(beam)
+        beam.status = RequestStatus.HELD
+
+    def _take_up(self, beam: Request) -> None:
+        """Back into the queue that it was in."""
+        if beam.host_tables:
+            beam.status = RequestStatus.SWAPPED
+            self.swapped.append(beam)
+        else:
+            beam.status = RequestStatus.WAITING
+            self.waiting.add_preempted(beam)
+
+    def _end_beams(self, group: BeamGroup, reason: FinishReason) -> None:
+        for request in list(group.requests):
+            self._finish(request, reason)
+        del self.beam_groups[group.group_id]
+
     # What there is to see.
 
     def snapshot(self) -> SchedulerSnapshot:
@@ -752,18 +850,27 @@ class Scheduler:
         )
 
     def shortage(self, request: Request) -> Shortage:
-        """Why a waiting request does not fit, or that it does."""
-        return Shortage(
-            num_needed=self.kv.num_blocks_for(request.num_tokens),
-            num_free=self.kv.pool.num_free,
+        """What a waiting request takes and what there is, of the first block group that is short, else of the first."""
+        kv, num_tokens, hit = self.kv, request.num_tokens, self.kv.lookup(request)
+        first = Shortage(
+            num_needed=kv.num_needed(request, num_tokens, hit),
+            num_free=kv.pool.num_free,
             num_reserved=self._reserved_for_others(request),
             num_watermark=self.watermark.num_blocks if self.running else 0,
         )
+        others = (
+            Shortage(kv.num_needed(request, num_tokens, hit, index), group.pool.num_free)
+            for index, group in enumerate(kv.groups[1:], 1)
+        )
+        return next((shortage for shortage in (first, *others) if shortage.is_real), first)
 
     def check_integrity(self) -> None:
         """Raises RuntimeError with the first broken invariant. O(requests + blocks)."""
         waiting = list(self.waiting)
         held = [request for followers in self._held.values() for request in followers]
+        beams = [beam for group in self.beam_groups.values() for beam in group.requests]
+        aside = [beam for beam in beams if beam.status is RequestStatus.HELD]
+        held += aside
         ids = [request.request_id for request in (*waiting, *held, *self.swapped, *self.running)]
         if len(set(ids)) != len(ids) or set(ids) != set(self.requests):
             raise RuntimeError(f"queues hold {sorted(ids)}, live requests are {sorted(self.requests)}")
@@ -771,7 +878,9 @@ class Scheduler:
             raise RuntimeError(f"{len(self.running)} running requests, the cap is {self.max_num_seqs}")
         for fault in self._faults(waiting, held):
             raise RuntimeError(fault)
-        self.kv.check_integrity(self.running, self.swapped)
+        if {beam.request_id for beam in beams} != {one.request_id for one in self.requests.values() if one.beams}:
+            raise RuntimeError(f"beams are {beams}, live requests are {sorted(self.requests)}")
+        self.kv.check_integrity(self.running, [*self.swapped, *(beam for beam in aside if beam.host_tables)])
 
     def _faults(self, waiting: list[Request], held: list[Request]) -> Iterator[str]:
         for request in self.running:

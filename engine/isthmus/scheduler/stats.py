@@ -54,5 +54,9 @@ class Shortage:
 
     num_needed: int
     num_free: int
-    num_reserved: int
-    num_watermark: int
+    num_reserved: int = 0
+    num_watermark: int = 0
+
+    @property
+    def is_real(self) -> bool:
+        return self.num_needed > self.num_free - self.num_reserved - self.num_watermark

@@ -22,21 +22,37 @@ from isthmus.testing.fake_device import FakeModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the scheduler is given. `config` is resolved: no field of it is auto."""
+    """What the scheduler is given.
+
+    config: resolved, no field of it is auto.  window: tokens that a layer sees; None = all.
+    """
 
     config: SchedulerConfig
     num_blocks: int
     block_size: int
     max_model_len: int
     num_host_blocks: int = 0
+    window: int | None = None
 
     def blocks_for(self, num_tokens: int) -> int:
         return math.ceil(num_tokens / self.block_size)
 
+    def most_blocks(self, num_tokens: int, window: int | None) -> int:
+        """That a sequence ever holds: with a window, the tokens that a step computes and those that they see."""
+        whole = self.blocks_for(num_tokens)
+        if window is None:
+            return whole
+        budget = self.config.max_num_batched_tokens
+        seen = window - 1 + min(self.config.long_prefill_token_threshold or budget, budget)
+        return min(whole, self.blocks_for(seen) + 1)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """A request comes before step `step` is scheduled, or (`during`) between its schedule and its update."""
+    """A request comes before step `step` is scheduled, or (`during`) between its schedule and its update.
+
+    num_samples: requests of this prompt that come as one group; the reference takes single ones only.
+    """
 
     step: int
     request_id: str
@@ -45,6 +61,7 @@ class Arrival:
     eos_token_ids: tuple[int, ...] = ()
     seed: int = 0
     scheduling: SchedulingParams = DEFAULT_SCHEDULING
+    num_samples: int = 1
     during: bool = False
 
 
@@ -81,18 +98,24 @@ def usable_blocks(arrival: Arrival, limits: Limits) -> int:
 
 
 def max_total_tokens(arrival: Arrival, limits: Limits) -> int:
-    """Prompt and output tokens at most; at least one output token. Without max_tokens the pool is a limit as well."""
+    """Prompt and output tokens at most; at least one output token. Without max_tokens the context is the limit, or the
+    pool where that is too small for the whole context.
+    """
     prompt = len(arrival.prompt_token_ids)
-    if arrival.params.max_tokens is None:
-        wanted = usable_blocks(arrival, limits) * limits.block_size + 1
-    else:
+    usable = usable_blocks(arrival, limits)
+    if arrival.params.max_tokens is not None:
         wanted = prompt + arrival.params.max_tokens
+    elif limits.most_blocks(limits.max_model_len - 1, limits.window) <= usable:
+        wanted = limits.max_model_len
+    else:
+        wanted = usable * limits.block_size + 1
     return max(prompt + 1, min(limits.max_model_len, wanted))
 
 
 def never_fits(arrival: Arrival, limits: Limits) -> bool:
     """Whether even an empty pool is too small. The last token is sampled, but never stored."""
-    return limits.blocks_for(max_total_tokens(arrival, limits) - 1) > usable_blocks(arrival, limits)
+    needed = limits.most_blocks(max_total_tokens(arrival, limits) - 1, limits.window)
+    return needed > usable_blocks(arrival, limits)
 
 
 def solo(arrival: Arrival, limits: Limits, model: FakeModel) -> Solo:

@@ -19,7 +19,7 @@ class BlockGroupLayout:
 
 
 class BlockGroups:
-    """The block groups of a model, the one without a window first.
+    """The block groups of a model, the one without a window first. A model without attention has one, of no bytes.
 
     of_attention: attention group -> block group.  A window that no sequence can outgrow is none.
     """
@@ -27,7 +27,7 @@ class BlockGroups:
     def __init__(self, attention: AttentionGroups, max_model_len: int) -> None:
         self._attention = attention
         windows = [_effective(spec.sliding_window, max_model_len) for spec in attention.specs]
-        distinct = sorted(set(windows), key=lambda window: (window is not None, window or 0))
+        distinct = sorted(set(windows) or {None}, key=lambda window: (window is not None, window or 0))
         self.of_attention = [distinct.index(window) for window in windows]
         self.groups = [BlockGroupLayout(window, self._bytes_per_block(index)) for index, window in enumerate(distinct)]
 
@@ -70,7 +70,7 @@ class BlockGroups:
         for level in sorted(set(limits)):
             growing = [index for index, limit in enumerate(limits) if limit >= level]
             price = sum(self.groups[index].bytes_per_block for index in growing)
-            step = min(level - counts[growing[0]], left // price)
+            step = min(level - counts[growing[0]], left // price if price else level)
             for index in growing:
                 counts[index] += step
             left -= step * price

@@ -56,7 +56,7 @@ class KVCachePool:
 
     def _apply(self, group: int, ops: BlockOps) -> None:
         """Swap out, swap in, copy, in this order."""
-        if (ops.swap_out or ops.swap_in) and not self.host_caches:
+        if (ops.swap_out or ops.swap_in) and not any(self.num_host_blocks):
             raise ValueError(f"{ops} asks for swaps, and this worker has no host pool; schedule copies only")
         if ops.swap_out:
             self._swap(group, self.caches, self.host_caches, ops.swap_out)

@@ -118,6 +118,8 @@ class ModelRunner:
         for request_id, block_ids in output.scheduled_cached_reqs.new_block_ids.items():
             others = output.scheduled_cached_reqs.new_window_block_ids.get(request_id, ())
             self.state.append_blocks(self.state.rows[request_id], block_ids, *others)
+        for request_id, token_id in output.scheduled_cached_reqs.last_token_ids.items():
+            self.state.replace_last_token(self.state.rows[request_id], token_id)
         for data in output.scheduled_new_reqs:
             self._add(data)
 

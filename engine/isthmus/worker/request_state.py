@@ -58,3 +58,7 @@ class RequestState:
         """One sampled token for each of `rows`."""
         self.token_ids[rows, self.num_tokens[rows]] = token_ids
         self.num_tokens[rows] += 1
+
+    def replace_last_token(self, row: int, token_id: int) -> None:
+        """The scheduler chose another token than the one that was sampled."""
+        self.token_ids[row, self.num_tokens[row] - 1] = token_id

@@ -39,7 +39,7 @@ COPIED_BLOCKS = 16
 
 @dataclass(frozen=True, slots=True)
 class MemoryLedger:
-    """Bytes at start: where the device's memory went and what the KV pool was given. num_blocks: of each block group."""
+    """Bytes at start: where the device's memory went and what the KV pool was given. num_blocks: one a block group."""
 
     weights: int
     activations: int
