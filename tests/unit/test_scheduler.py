@@ -14,7 +14,7 @@ from isthmus.errors import DuplicateRequestError, NeverFitsError
 from isthmus.outputs import FinishReason
 from isthmus.sampling_params import SamplingParams
 from isthmus.scheduler.output import ModelRunnerOutput, RequestDelta, SchedulerOutput
-from isthmus.scheduler.policy import FcfsPolicy
+from isthmus.scheduler.policies.fcfs import FcfsPolicy
 from isthmus.scheduler.request import Request, RequestStatus
 from isthmus.scheduler.scheduler import PREEMPTION_WARNING_INTERVAL, Scheduler
 
@@ -25,7 +25,13 @@ TOKEN = 50
 def make(
     *, num_blocks: int = 16, block_size: int = 4, max_model_len: int = 512, caching: bool = True, **config: Any
 ) -> Scheduler:
-    defaults: dict[str, Any] = {"max_num_batched_tokens": 64, "max_num_seqs": 8}
+    defaults: dict[str, Any] = {
+        "max_num_batched_tokens": 64,
+        "max_num_seqs": 8,
+        "long_prefill_token_threshold": 0,
+        "storm_damping": 0,
+        "max_overtaking": 0,
+    }
     return Scheduler(
         SchedulerConfig(**{**defaults, **config}),
         CacheConfig(enable_prefix_caching=caching, prefix_hash_seed=0),
@@ -439,7 +445,7 @@ def test_after_a_failed_step_everything_is_gone_and_told_again() -> None:
     failed = scheduler.schedule()
     add(scheduler, "c", 4)
     assert failed.finished_req_ids == ["done"]
-    assert scheduler.abort_all(failed) == ["a", "b", "c"]
+    assert scheduler.abort_all() == ["a", "b", "c"]
     scheduler.check_integrity()
     assert scheduler.kv.pool.num_used == 0
     assert scheduler.schedule().finished_req_ids == ["done", "a", "b", "c"]

@@ -150,21 +150,22 @@ class PagedCache:
         lens = np.array([row.first + len(row.q) for row in rows])
         max_blocks = -(-int(lens.max()) // self.spec.block_size)
         buffers = self._buffers
+        (slot_mapping,), (block_table,) = buffers.slot_mappings, buffers.block_tables
         buffers.query_start_loc.np[1 : num_reqs + 1] = np.cumsum(counts)
         buffers.query_start_loc.np[num_reqs + 1 : padded_reqs + 1] = num_tokens
         buffers.seq_lens.np[:num_reqs] = lens
         buffers.seq_lens.np[num_reqs:padded_reqs] = 0
-        buffers.block_table.np[:padded_reqs, :max_blocks] = 0
+        block_table.np[:padded_reqs, :max_blocks] = 0
         for index, row in enumerate(rows):
             table = row.block_ids[: -(-int(lens[index]) // self.spec.block_size)]
-            buffers.block_table.np[index, : len(table)] = table
-        buffers.slot_mapping.np[:num_tokens] = np.concatenate([self._slots(row) for row in rows])
-        buffers.slot_mapping.np[num_tokens:padded_tokens] = -1
+            block_table.np[index, : len(table)] = table
+        slot_mapping.np[:num_tokens] = np.concatenate([self._slots(row) for row in rows])
+        slot_mapping.np[num_tokens:padded_tokens] = -1
         return AttentionBatch(
             query_start_loc=buffers.query_start_loc.commit(padded_reqs + 1),
             seq_lens=buffers.seq_lens.commit(padded_reqs),
-            block_table=buffers.block_table.commit(padded_reqs, max_blocks),
-            slot_mapping=buffers.slot_mapping.commit(padded_tokens),
+            block_table=block_table.commit(padded_reqs, max_blocks),
+            slot_mapping=slot_mapping.commit(padded_tokens),
             num_reqs=padded_reqs,
             num_tokens=num_tokens,
             max_query_len=int(counts.max()) + padding.max_query_len,

@@ -17,6 +17,7 @@ class CudaPlatform(Platform):
     """One GPU a rank. Kernels are native for now."""
 
     name = "cuda"
+    is_asynchronous = True
     device_type = "cuda"
     dist_backend = "nccl"
     pin_memory = True

@@ -14,6 +14,7 @@ class RocmPlatform(Platform):
     """One GPU a rank. Kernels are native for now."""
 
     name = "rocm"
+    is_asynchronous = True
     device_type = "cuda"
     dist_backend = "nccl"
     """torch's name for RCCL as well."""
