@@ -115,7 +115,8 @@ class KVCacheManager:
             return False
         # A window of the leader's may have moved on since.
         return all(
-            NULL_BLOCK not in self._table(leader, index)[group.first_visible(num_tokens) : self.num_blocks_for(num_tokens)]
+            NULL_BLOCK
+            not in self._table(leader, index)[group.first_visible(num_tokens) : self.num_blocks_for(num_tokens)]
             for index, group in enumerate(self.groups)
         )
 
