@@ -69,7 +69,7 @@ class Platform(ABC):
 
         Default: copies at once.
         """
-        host = tensor.cpu()
+        host = tensor.to("cpu", copy=True)
         return lambda: host
 
     def config_defaults(self, config: EngineConfig) -> Mapping[str, object]:
