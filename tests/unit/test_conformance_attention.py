@@ -575,6 +575,8 @@ def test_cases_cover_all_dtypes_and_a_second_half_precision_thinly() -> None:
     found = list(textbook_cases([BFLOAT16, FLOAT16, FLOAT32]))
     variants = {dtype: {variant for variant, of, _ in found if of == dtype} for dtype in (BFLOAT16, FLOAT16, FLOAT32)}
     assert variants == {BFLOAT16: set(VARIANTS), FLOAT16: set(THIN_VARIANTS), FLOAT32: set(VARIANTS)}
-    assert {scenario for _, _, scenario in found} == {"prompts", "chunks", "decode", "mixed", "reuse", "shared", "long"}
+    assert {scenario for _, _, scenario in found} == {
+        *("prompts", "chunks", "decode", "mixed", "reuse", "shared", "long", "long-prompts", "long-context", "crowd")
+    }
     assert len(set(found)) == len(found)
     assert {variant for variant, _, _ in textbook_cases([FLOAT16, BFLOAT16])} == set(VARIANTS)

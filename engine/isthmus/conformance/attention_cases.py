@@ -182,6 +182,23 @@ def long(block_size: int) -> Scenario:
     )
 
 
+def long_prompts(block_size: int) -> Scenario:
+    """A prompt, and another part of it, of more queries than a kernel may take at once."""
+    return Scenario((((0, 1030), (1, 5)), ((1, 1), (0, 521))))
+
+
+def long_context(block_size: int) -> Scenario:
+    """A decode with more keys than a kernel may have partial sums for."""
+    return Scenario((((0, 1),), ((0, 1),)), computed={0: 9001}, flat=True)
+
+
+def crowd(block_size: int) -> Scenario:
+    """More decodes in one batch than a planner may have room for."""
+    computed = [1 + 5 * request % 67 for request in range(150)]
+    one_each = tuple((request, 1) for request in range(len(computed)))
+    return Scenario((one_each, one_each), computed=dict(enumerate(computed)))
+
+
 def replay(block_size: int) -> Scenario:
     """Shapes that come again with other requests, the longest first, as captured steps meet them."""
     return Scenario(
@@ -214,6 +231,9 @@ SCENARIOS: Mapping[str, Callable[[int], Scenario]] = MappingProxyType(
         "padded-decode": padded_decode,
         "padded-mixed": padded_mixed,
         "long": long,
+        "long-prompts": long_prompts,
+        "long-context": long_context,
+        "crowd": crowd,
         "replay": replay,
     }
 )
@@ -225,7 +245,15 @@ BOOKKEEPING = ("reuse", "shared")
 PADDED = ("padded-decode", "padded-mixed")
 SOME_VARIANTS = ("base", "block8", "block32-dim80-window40", "window20-softcap", "gemma3", "smollm2")
 """Variants that go through `BOOKKEEPING` and `PADDED` too."""
-LONG_VARIANTS = ("base", "smollm2", "softcap", "window1000")
+LARGE: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "base": ("long", "long-prompts", "long-context", "crowd"),
+        "softcap": ("long", "long-prompts"),
+        "window1000": ("long", "long-prompts"),
+        "smollm2": ("long",),
+    }
+)
+"""Variant -> what it goes through for faults that show in size alone."""
 THIN_VARIANTS = ("base", "window24", "window20-softcap", "smollm2")
 """All that a second half precision is asked: it runs the code of the first with other rounding."""
 
@@ -235,7 +263,7 @@ Case = tuple[str, torch.dtype, str]
 
 def textbook_cases(dtypes: Sequence[torch.dtype]) -> Iterator[Case]:
     for variant, dtype in _variants(dtypes):
-        scenarios = EVERY_VARIANT + BOOKKEEPING * (variant in SOME_VARIANTS) + ("long",) * (variant in LONG_VARIANTS)
+        scenarios = EVERY_VARIANT + BOOKKEEPING * (variant in SOME_VARIANTS) + LARGE.get(variant, ())
         yield from ((variant, dtype, scenario) for scenario in scenarios)
 
 

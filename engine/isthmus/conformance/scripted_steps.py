@@ -28,8 +28,8 @@ from isthmus.worker.worker import Worker
 
 Script = Sequence[Mapping[str, int]]
 """A step each: request -> tokens that it computes."""
-MAX_TOKENS, MAX_REQS = 128, 16
-"""Of a step."""
+MAX_TOKENS, MAX_REQS = 125, 15
+"""Of a step: no multiples of what a policy may round up to."""
 MAX_LEN = 256
 """Of a request."""
 NUM_BLOCKS = 160

@@ -20,9 +20,10 @@ from isthmus.conformance.attention_cases import (
     padded_cases,
     replay_cases,
     textbook_cases,
+    tolerance,
 )
 from isthmus.conformance.attention_harness import PagedCache, Play, Row, skip_unsupported
-from isthmus.conformance.compare import assert_equal, name_of
+from isthmus.conformance.compare import assert_close, assert_equal, name_of
 from isthmus.conformance.plugin import target_of
 from isthmus.conformance.target import Target
 from isthmus.platforms import AttentionBackend, AttentionSpec, BatchShape, GraphSupport
@@ -98,7 +99,10 @@ class TwoLayers(PagedCache):
         first = self.forward(rows, batch, metadata)
         self._second.backend = self.backend
         second = self._second.forward([replace(row, v=-row.v) for row in rows], batch, metadata)
-        assert_equal(second + 0.0, 0.0 - first, what="a second layer, its values the negative of the first's")
+        limit = tolerance(self.spec.dtype)
+        assert_close(
+            second, -first, rtol=limit, atol=limit, what="a second layer, its values the negative of the first's"
+        )
         return first
 
 

@@ -71,7 +71,7 @@ class Platform(ABC):
 
         Default: copies at once.
         """
-        host = tensor.cpu()
+        host = tensor.to("cpu", copy=True)
         return lambda: host
 
     def config_defaults(self, config: EngineConfig) -> Mapping[str, object]:
