@@ -15,11 +15,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList
 
-from e2e.engines import EngineMaker, assert_idle, random_prompt
+from e2e.engines import EngineMaker, assert_idle, finish, greedy, num_used_blocks, random_prompt, seeded
 from e2e.real_prompts import real_prompts
 from e2e.test_parity_real_weights import load_in_transformers
 from isthmus import LLM, BeamSearchParams, FinishReason, RequestOutput
 from isthmus.checkpoints.open import open_checkpoint
+from isthmus.errors import InvalidParamsError, NeverFitsError
 from isthmus.testing.tiny_models import FAMILIES, tiny_model
 
 BLOCK_SIZE = 8
@@ -30,7 +31,8 @@ STOP_IDS = tuple(range(25, 384, 7))
 TIE = 1e-4
 REAL_TIE = 1e-3
 REAL_MODEL = "smollm2-135m-instruct"
-REAL_LENGTH = 24
+REAL_LENGTH = 23
+"""With the last so many tokens of these prompts every choice is clear; and the last block of 16 is not full."""
 NUM_REAL_PROMPTS = 8
 NUM_REAL_TOKENS = 24
 
@@ -171,4 +173,162 @@ def test_equals_transformers_on_a_real_model() -> None:
             num_compared += compare(llm.beam_search(prompts, params), expected, tolerance=1e-4)
         assert_idle(llm)
     print(f"{num_compared} of {2 * len(prompts)} searches compared")
-    assert num_compared >= 10
+    assert num_compared >= 15
+
+
+# The engine around it, on a tiny model.
+
+
+SEARCH = BeamSearchParams(beam_width=4, max_tokens=24, stop_token_ids=STOP_IDS[:4], early_stopping="never")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """An engine with room for everything, in which requests run one at a time. Its model is that of `tiny_llama`."""
+    path = tiny_model("llama", tmp_path_factory.mktemp("beam") / "llama")
+    with LLM(str(path), device="cpu", dtype="float32", block_size=BLOCK_SIZE, num_blocks=200) as llm:
+        yield llm
+
+
+def results(outputs: Sequence[RequestOutput]) -> list[list[tuple[list[int], FinishReason | None]]]:
+    return [[(c.token_ids, c.finish_reason) for c in output.outputs] for output in outputs]
+
+
+def search_alone(alone: LLM, prompts: Sequence[list[int]], params: BeamSearchParams = SEARCH) -> list[RequestOutput]:
+    return [output for prompt in prompts for output in alone.beam_search([prompt], params)]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"preemption_mode": "recompute"},
+        {"preemption_mode": "recompute", "enable_prefix_caching": False},
+        {"preemption_mode": "swap", "swap_space_gib": 0.01},
+        {"swap_space_gib": 0.01, "async_scheduling": True},
+        {"max_num_batched_tokens": 16, "max_num_seqs": 5},
+        {"swap_space_gib": 0.01, "scheduler__artificial_preemption_rate": 0.3},
+    ],
+    ids=str,
+)
+def test_a_tight_pool_changes_nothing(
+    settings: dict[str, Any], alone: LLM, tiny_llama: Path, make_llm: EngineMaker
+) -> None:
+    prompts = [random_prompt(length, seed=length) for length in (5, 12, 16, 23, 30)]
+    llm = make_llm(tiny_llama, block_size=BLOCK_SIZE, num_blocks=28, **settings)
+    assert results(llm.beam_search(prompts, SEARCH)) == results(search_alone(alone, prompts))
+    stats = llm._core.scheduler.stats
+    assert stats.num_preemptions > 0
+    assert (stats.num_swap_preemptions > 0) == ("swap_space_gib" in settings)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids="async={}".format)
+def test_other_requests_do_not_notice(asynchronous: bool, alone: LLM, tiny_llama: Path, make_llm: EngineMaker) -> None:
+    """Greedy and random ones, with and without log-probabilities, run in the steps of two searches."""
+    llm = make_llm(tiny_llama, block_size=BLOCK_SIZE, num_blocks=100, async_scheduling=asynchronous)
+    prompts = {name: random_prompt(9 + 5 * index, seed=index) for index, name in enumerate("abcde")}
+    params: dict[str, Any] = {
+        "a": SEARCH,
+        "b": greedy(20, logprobs=3),
+        "c": seeded(20),
+        "d": greedy(20),
+        "e": BeamSearchParams(beam_width=2, max_tokens=20),
+    }
+    for name, prompt in prompts.items():
+        llm._frontend.add_request(name, prompt, params[name])
+    together = finish(llm, prompts)
+    for name, prompt in prompts.items():
+        is_search = isinstance(params[name], BeamSearchParams)
+        (expected,) = (alone.beam_search if is_search else alone.generate)([prompt], params[name])
+        assert results([together[name]]) == results([expected])
+        for found, other in zip(together[name].outputs, expected.outputs, strict=True):
+            assert found.cumulative_logprob == pytest.approx(other.cumulative_logprob, abs=1e-4)
+            assert [list(entry) for entry in found.logprobs or ()] == [list(entry) for entry in other.logprobs or ()]
+
+
+def test_the_log_probability_is_that_of_the_model(alone: LLM) -> None:
+    """The sum over the sequence of what the model gives each token, with nothing divided or cut off."""
+    reference = AutoModelForCausalLM.from_pretrained(alone.config.model.model, dtype=torch.float32).eval()
+    prompt = random_prompt(10, seed=1)
+    (output,) = alone.beam_search([prompt], SEARCH)
+    for completion in output.outputs:
+        with torch.inference_mode():
+            logits = reference(torch.tensor([prompt + completion.token_ids])).logits[0, len(prompt) - 1 : -1]
+        logprobs = logits.log_softmax(-1).gather(1, torch.tensor(completion.token_ids)[:, None])
+        assert completion.cumulative_logprob == pytest.approx(float(logprobs.sum()), abs=1e-3)
+        assert completion.score == pytest.approx(float(logprobs.mean()), abs=1e-3)
+
+
+def test_beams_share_the_blocks_of_the_prompt(tiny_llama: Path, make_llm: EngineMaker) -> None:
+    llm = make_llm(tiny_llama, block_size=BLOCK_SIZE, num_blocks=200)
+    prompt = random_prompt(20 * BLOCK_SIZE + 3, seed=0)
+    llm._frontend.add_request("a", prompt, BeamSearchParams(beam_width=4, max_tokens=10, ignore_eos=True))
+    most = 0
+    while llm._frontend.has_unfinished:
+        llm._frontend.step()
+        most = max(most, num_used_blocks(llm))
+    assert 20 + 4 <= most <= 20 + 4 * 2
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_text_and_order(shown: bool, alone: LLM) -> None:
+    params = BeamSearchParams(
+        beam_width=3, max_tokens=12, stop_token_ids=STOP_IDS, include_stop_str_in_output=shown, length_penalty=0.0
+    )
+    outputs = alone.beam_search(["The river carries", random_prompt(6, seed=2)], params)
+    assert [output.prompt for output in outputs] == ["The river carries", None]
+    for output in outputs:
+        assert output.finished
+        assert [completion.index for completion in output.outputs] == [0, 1, 2]
+        ordered = sorted(output.outputs, key=lambda completion: -(completion.score or 0.0))
+        assert ordered == output.outputs
+        for completion in output.outputs:
+            stopped = completion.finish_reason is FinishReason.STOP
+            assert stopped == (completion.token_ids[-1] in STOP_IDS)
+            assert completion.stop_reason == (completion.token_ids[-1] if stopped else None)
+            in_text = completion.token_ids[:-1] if stopped and not shown else completion.token_ids
+            assert completion.text == alone.tokenizer.decode(in_text, skip_special_tokens=True)
+            assert completion.score == completion.cumulative_logprob
+
+
+def test_one_search_for_each_prompt(alone: LLM) -> None:
+    prompts = [random_prompt(6, seed=1), random_prompt(7, seed=2)]
+    params = [BeamSearchParams(beam_width=2, max_tokens=4), BeamSearchParams(beam_width=3, max_tokens=6)]
+    outputs = alone.beam_search(prompts, params)
+    assert [len(output.outputs) for output in outputs] == [2, 3]
+    assert [output.prompt_token_ids for output in outputs] == prompts
+
+
+@pytest.mark.parametrize("num_steps", range(6))
+def test_a_search_that_is_given_up_leaves_nothing(num_steps: int, tiny_llama: Path, make_llm: EngineMaker) -> None:
+    """By its own id, also when the request that it began with is no beam any more."""
+    llm = make_llm(tiny_llama, block_size=BLOCK_SIZE, num_blocks=100)
+    llm._frontend.add_request("a", random_prompt(12, seed=4), SEARCH)
+    for _ in range(num_steps):
+        llm._frontend.step()
+    (output,) = llm._frontend.abort(["a"])
+    assert output.finished
+    assert output.outputs[0].finish_reason is FinishReason.ABORT
+    assert_idle(llm)
+
+
+def test_a_search_of_the_rest_of_the_context(alone: LLM, tiny_llama: Path, make_llm: EngineMaker) -> None:
+    """Without max_tokens, the beams may share the pool out among themselves."""
+    llm = make_llm(tiny_llama, block_size=BLOCK_SIZE, num_blocks=13)
+    params = BeamSearchParams(beam_width=2, ignore_eos=True, early_stopping="never")
+    (output,) = llm.beam_search([random_prompt(27, seed=3)], params)
+    # Of 13 blocks 3 hold the prompt, and 5 are each beam's own; the last token needs no place.
+    assert [len(completion.token_ids) for completion in output.outputs] == [8 * BLOCK_SIZE + 1 - 27] * 2
+
+
+def test_what_cannot_run_is_refused(tiny_llama: Path, make_llm: EngineMaker) -> None:
+    llm = make_llm(tiny_llama, block_size=BLOCK_SIZE, num_blocks=12, max_num_seqs=4)
+    prompt = random_prompt(3 * BLOCK_SIZE, seed=0)
+    with pytest.raises(InvalidParamsError, match=r"beam_width=5: .* scheduler.max_num_seqs is 4"):
+        llm.beam_search([prompt], BeamSearchParams(beam_width=5))
+    # Three blocks that all share, and three for 25 tokens of each beam, the last of which is not stored.
+    assert llm.beam_search([prompt], BeamSearchParams(beam_width=3, max_tokens=3 * BLOCK_SIZE + 1))
+    with pytest.raises(NeverFitsError, match=r"needs 15 blocks .* output tokens of each of 3 beams") as caught:
+        llm.beam_search([prompt], BeamSearchParams(beam_width=3, max_tokens=3 * BLOCK_SIZE + 2))
+    assert (caught.value.needed_blocks, caught.value.available_blocks) == (15, 12)
+    with pytest.raises(InvalidParamsError, match=r"BeamSearchParams.stop_token_ids: token id 9999 is outside"):
+        llm.beam_search([prompt], BeamSearchParams(beam_width=2, stop_token_ids=[9999]))

@@ -170,6 +170,17 @@ def test_the_prompt_is_stored_and_computed_once(n: int, make_llm: EngineMaker, t
     finish(llm, ["many"])
 
 
+@pytest.mark.parametrize("settings", [{}, {"long_prefill_token_threshold": 9}, {"async_scheduling": True}], ids=str)
+def test_every_token_of_the_prompt_but_the_last_is_computed_once(
+    settings: dict[str, Any], make_llm: EngineMaker, tiny_llama: Path
+) -> None:
+    """Whatever the parts in which the first one computes it, and without a prefix cache."""
+    llm = make_llm(tiny_llama, **SETTINGS, **settings, enable_prefix_caching=False)
+    run(llm, PROMPT, seeded(NUM_TOKENS, seed=SEED, n=3), streamed=False)
+    of_the_prompt = len(PROMPT) + 2
+    assert llm._core.scheduler.stats.num_scheduled_tokens == of_the_prompt + 3 * (NUM_TOKENS - 1)
+
+
 def test_the_partial_block_is_copied_and_the_others_are_not(make_llm: EngineMaker, tiny_llama: Path) -> None:
     llm = make_llm(tiny_llama, **SETTINGS)
     steps = watch_steps(llm)

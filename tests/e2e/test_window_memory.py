@@ -123,15 +123,13 @@ def test_tokens_are_those_of_transformers(
 def test_a_tight_pool_preempts_and_nobody_notices(
     mode: str, path: Path, family: str, expected: list[list[int]], make_llm: EngineMaker
 ) -> None:
-    """In Gemma 3 the layers that see everything run out of blocks. In Mistral two have room, and no third comes in: it
-    is known beforehand what a window takes.
-    """
+    """In Gemma 3 the layers that see everything run out of blocks, in Mistral those with a window do."""
     num_blocks = {"gemma3": 70, "mistral": 2 * MOST}[family]
     llm = make_llm(path, **{**SETTINGS, "num_blocks": num_blocks, "preemption_mode": mode, "swap_space_gib": 0.01})
     outputs = llm.generate(PROMPTS, greedy(NUM_TOKENS), progress=False)
     assert [token_ids(output) for output in outputs] == expected
     stats = llm._core.scheduler.stats
-    assert (stats.num_preemptions > 0) == (family == "gemma3")
+    assert stats.num_preemptions > 0
     assert stats.num_swap_preemptions == (stats.num_preemptions if mode == "swap" else 0)
 
 

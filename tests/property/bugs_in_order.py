@@ -136,12 +136,23 @@ def overtaking_is_not_counted(plant: Plant) -> None:
     plant.setattr(AdmissionGate, "passed", lambda self, head: None)
 
 
+def count_is_forgotten_when_the_head_changes(plant: Plant) -> None:
+    blocked = AdmissionGate.blocked
+
+    def forgetful(self: AdmissionGate, head: Request, now_s: float) -> None:
+        if head.request_id not in self._blocked:
+            self._blocked.clear()
+        blocked(self, head, now_s)
+
+    plant.setattr(AdmissionGate, "blocked", forgetful)
+
+
 def patience_begins_anew_each_step(plant: Plant) -> None:
     blocked = AdmissionGate.blocked
 
     def forgetful(self: AdmissionGate, head: Request, now_s: float) -> None:
         blocked(self, head, now_s)
-        self._blocked_since_s = now_s
+        self._blocked[head.request_id].since_s = now_s
 
     plant.setattr(AdmissionGate, "blocked", forgetful)
 
@@ -277,6 +288,7 @@ BUGS: tuple[Callable[[Plant], None], ...] = (
     idleness_earns_credit,
     overtaking_has_no_end,
     overtaking_is_not_counted,
+    count_is_forgotten_when_the_head_changes,
     patience_begins_anew_each_step,
     slot_is_not_given_back_at_the_end,
     slot_is_not_given_back_by_a_victim,

@@ -516,7 +516,9 @@ class Run:
         for group in scheduler.kv.groups:
             assert not group.pool.num_used
             assert group.host_pool is None or not group.host_pool.num_used
-        assert (scheduler.queue.num_reqs, scheduler.queue.num_tokens, scheduler.gate.num_partial) == (0, 0, 0)
+        assert (scheduler.queue.num_reqs, scheduler.queue.num_tokens) == (0, 0)
+        assert not scheduler.gate.num_partial
+        assert not scheduler.gate._blocked
         idle = scheduler.schedule()
         scheduler.update_from_output(idle, self.device.execute_model(idle))
         assert not idle.num_scheduled_tokens

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.config import CacheConfig, SchedulerConfig
+from isthmus.errors import DuplicateRequestError, InvalidParamsError, NeverFitsError
 from isthmus.outputs import FinishReason
 from isthmus.plugins.policy import PolicyRegistry
 from isthmus.sampling_params import BeamSearchParams, SamplingParams
@@ -41,6 +42,7 @@ MUST_HAPPEN = {
     "blocks swapped out": 100,
     "beams set aside": 100,
     "groups aborted": 50,
+    "groups aborted that outlived their first request": 10,
     "steps beside ordinary requests": 1000,
 }
 
@@ -273,12 +275,22 @@ class Run:
                 self.live[arrival.request_id] = arrival
                 self.tokens[arrival.request_id] = []
             if arrival.abort == step:
-                is_live = self.live.pop(arrival.request_id, None) is not None
-                assert self.scheduler.abort_request(arrival.request_id) == is_live
-                if is_live:
-                    self.aborted.add(arrival.request_id)
-                    self.seen["groups aborted"] += arrival.beams is not None
+                self._abort(arrival)
             self.scheduler.check_integrity()
+        for arrival in self.live.values():
+            with pytest.raises(DuplicateRequestError):
+                self.scheduler.add_request(arrival.request(self.now_s))
+
+    def _abort(self, arrival: Arrival) -> None:
+        request_id = arrival.request_id
+        is_live = self.live.pop(request_id, None) is not None
+        self.seen["groups aborted"] += is_live and arrival.beams is not None
+        self.seen["groups aborted that outlived their first request"] += (
+            is_live and request_id not in self.scheduler.requests
+        )
+        assert self.scheduler.abort_request(request_id) == is_live
+        if is_live:
+            self.aborted.add(request_id)
 
     def _fill(self) -> None:
         """Hand out steps as the engine core does."""
@@ -354,6 +366,104 @@ def test_every_group_finds_what_it_finds_alone() -> None:
         seen.update(Run(story).to_the_end())
 
     check_and_count()
-    print(dict(seen))
     rare = {event: seen[event] for event, least in MUST_HAPPEN.items() if seen[event] < least}
     assert not rare, f"hardly ever seen: {rare}, of {dict(seen)}"
+
+
+BEAMS = BeamSearchParams(beam_width=3, max_tokens=6, ignore_eos=True)
+
+
+def search(name: str, num_prompt_tokens: int, beams: BeamSearchParams = BEAMS) -> Arrival:
+    """A search that comes at once."""
+    return Arrival(
+        request_id=name,
+        step=0,
+        prompt=(1,) * num_prompt_tokens,
+        max_tokens=beams.max_tokens or MAX_MODEL_LEN,
+        seed=0,
+        ignore_eos=True,
+        cache_salt=None,
+        scheduling=SchedulingParams(),
+        abort=None,
+        beams=beams,
+    )
+
+
+def story_of(*groups: GroupLimits, depth: int = 1, max_num_seqs: int = 8) -> Story:
+    config = SchedulerConfig(
+        max_num_batched_tokens=16,
+        max_num_seqs=max_num_seqs,
+        long_prefill_token_threshold=0,
+        preemption_mode="recompute",
+    )
+    return Story(config, is_cached=True, block_size=4, groups=groups, depth=depth, arrivals=())
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_group_that_is_stuck_fails_as_one(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under its own id, though it may be another beam that cannot come in; and another group goes on."""
+    run = Run(story_of(GroupLimits(20), depth=depth))
+    for name in ("r0", "r1"):
+        run.live[name] = search(name, 6)
+        run.tokens[name] = []
+    run.scheduler.add_request(run.live["r0"].request(0.0))
+    for _ in range(3 * depth):
+        run._fill()
+        run._take_oldest()
+    assert len(run.scheduler.requests) == 3
+    with monkeypatch.context() as patch:
+        # All beams lose their blocks, and nobody ever gets any.
+        patch.setattr(run.scheduler.kv, "can_allocate", lambda *args, **kwargs: False)
+        patch.setattr(run.scheduler.kv, "allocate", lambda *args, **kwargs: None)
+        for _ in range(8):
+            run._fill()
+            run._take_oldest()
+    delta = run.ended["r0"]
+    assert delta.finish_reason is FinishReason.ERROR
+    assert "cannot be scheduled although nothing runs" in str(delta.stop_reason)
+    assert not run.scheduler.beam_groups
+    run.scheduler.add_request(run.live["r1"].request(0.0))
+    for _ in range(40):
+        run._fill()
+        run._take_oldest()
+    run._check(search("r1", 6))
+    run._check_nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("window", "num_blocks", "fits"),
+    [
+        # Eleven tokens of each sequence are stored: one full block of the prompt is common, two more are its own.
+        (None, 7, True),
+        (None, 6, False),
+        # A window of two tokens and the chunk of 16 before it never pay for more than the three blocks there are.
+        (2, 7, True),
+        (2, 6, False),
+    ],
+)
+def test_a_group_must_fit_into_an_empty_pool(window: int | None, num_blocks: int, fits: bool) -> None:
+    run = Run(story_of(GroupLimits(num_blocks, 0, window)))
+    request = search("r0", 6).request(0.0)
+    if fits:
+        assert run.scheduler.token_limit(request) == 12
+        return
+    with pytest.raises(NeverFitsError, match=r"needs 7 blocks .* of each of 3 beams") as caught:
+        run.scheduler.add_request(request)
+    assert (caught.value.needed_blocks, caught.value.available_blocks) == (7, num_blocks)
+    assert not run.scheduler.has_unfinished
+
+
+def test_a_window_bounds_what_a_group_needs() -> None:
+    """Each beam holds no more than its window, however long it grows."""
+    long = BeamSearchParams(beam_width=3, max_tokens=60, ignore_eos=True)
+    most = 3 * 6  # a window of 4, a step of 16 tokens, and one block for where blocks begin
+    assert Run(story_of(GroupLimits(most, 0, 4))).scheduler.token_limit(search("r", 6, long).request(0.0)) == 66
+    with pytest.raises(NeverFitsError):
+        Run(story_of(GroupLimits(most - 1, 0, 4))).scheduler.token_limit(search("r", 6, long).request(0.0))
+
+
+def test_more_beams_than_may_run() -> None:
+    scheduler = Run(story_of(GroupLimits(20), max_num_seqs=2)).scheduler
+    with pytest.raises(InvalidParamsError, match=r"beam_width=3: every beam .* scheduler.max_num_seqs is 2"):
+        scheduler.add_request(search("r0", 6).request(0.0))
+    assert not scheduler.has_unfinished

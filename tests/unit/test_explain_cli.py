@@ -15,6 +15,8 @@ from isthmus.metrics.recording import read_recording
 from isthmus.metrics.summary import percentile
 from isthmus.testing.storm import Burst, Storm
 
+DOCUMENTATION = Path(__file__).parents[2] / "docs" / "explain.md"
+
 
 @pytest.fixture
 def storm(tmp_path: Path) -> Storm:
@@ -57,13 +59,24 @@ def test_the_page_has_the_numbers_of_the_scheduler(storm: Storm, file: str, caps
     assert len(page.splitlines()) < 60
 
 
+def test_the_page_in_the_documentation_has_the_same_parts(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def parts(page: str) -> list[str]:
+        """What begins a line that is not indented, without its numbers."""
+        return re.findall(r"^([A-Za-z][A-Za-z ]*?)(?:  |:|$)", page, re.MULTILINE)
+
+    documented = re.findall(r"^```text\n(.*?)^```$", DOCUMENTATION.read_text(), re.MULTILINE | re.DOTALL)
+    assert parts(documented[0]) == parts(explain(capsys, file))
+    assert len(parts(documented[0])) > 10
+
+
 def test_longest_waits_come_first_and_as_many_as_asked(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     page = explain(capsys, file, "--top", "3")
     block = page.partition("Longest waits\n")[2].partition("\n\n")[0].splitlines()
-    waited = [float(re.findall(r": ([\d.]+) s, of which", line)[0]) for line in block]
-    assert len(block) == 3
+    waited = [float(re.findall(r"r\d+: ([\d.]+) s: capacity ", line)[0]) for line in block[::2]]
+    parts = [float(re.findall(r"longest part ([\d.]+) s: needs \d+ blocks, \d+ free", line)[0]) for line in block[1::2]]
+    assert len(waited) == len(parts) == 3
     assert waited == sorted(waited, reverse=True)
-    assert all("free" in line for line in block)
+    assert all(part <= whole for part, whole in zip(parts, waited, strict=True))
 
 
 def test_shares_of_the_reasons_are_of_all_the_waiting(file: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from isthmus.engine.core import EngineCore
 from isthmus.errors import ConfigError, EngineDeadError
 from isthmus.executor.base import Executor
 from isthmus.metrics.record_file import RecordFile, older_part
-from isthmus.metrics.recorder import open_recorder
+from isthmus.metrics.recorder import SAMPLE_STEPS, open_recorder
 from isthmus.metrics.recording import Recording, read_recording
 from isthmus.metrics.timeline import QUEUED, timelines
 from isthmus.sampling_params import SamplingParams
@@ -141,6 +141,17 @@ def test_an_abort_is_told_wherever_the_request_is(tmp_path: Path) -> None:
     assert aborted == {request.request_id: "abort" for request in victims}
 
 
+def test_the_counters_are_sampled(tmp_path: Path) -> None:
+    storm, recording = recorded(tmp_path / "r")
+    steps = [sample["stats"]["num_steps"] for sample in recording.samples]
+    assert steps == [0, *range(SAMPLE_STEPS, storm.scheduler.stats.num_steps, SAMPLE_STEPS), steps[-1]]
+    assert steps[-1] == storm.scheduler.stats.num_steps
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines()
+
+
 class TestSize:
     def test_the_newest_part_is_kept(self, tmp_path: Path) -> None:
         path = tmp_path / "r"
@@ -153,6 +164,7 @@ class TestSize:
         assert {json.loads(part.read_text().partition("\n")[0])["event"] for part in parts} == {"recording"}
         recording = read_recording(path)
         assert max(recording.steps) == storm.scheduler.stats.num_steps
+        assert min(recording.steps) == min(json.loads(line).get("step", 1e9) for line in _lines(older_part(path)))
         assert min(recording.steps) > 1
         assert recording.end_s == pytest.approx(storm.clock.now_s, abs=1e-5)
         last = {event["id"] for event in events(read_recording(whole), "finished") if event["t"] > recording.start_s}
@@ -289,7 +301,9 @@ class TestSetting:
         executor.fails = False
         self.run(core)
         core.shutdown()
+        done = [event["step"] for event in map(json.loads, _lines(tmp_path / "r")) if event["event"] == "done"]
         recording = read_recording(tmp_path / "r")
+        assert done == list(recording.steps)[1:]
         assert [event["event"] for event in recording.requests["a"] if event["event"] != "prefill"] == [
             "queued",
             "admitted",

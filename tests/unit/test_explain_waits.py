@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable
 from itertools import pairwise
@@ -14,7 +15,7 @@ from isthmus.config import CacheConfig, SchedulerConfig
 from isthmus.metrics.record_file import RecordFile
 from isthmus.metrics.recorder import ScheduleRecorder
 from isthmus.metrics.recording import Recording, read_recording
-from isthmus.metrics.story import story
+from isthmus.metrics.story import MOST_REASONS, story
 from isthmus.metrics.timeline import (
     DECODE,
     PREEMPTED,
@@ -26,7 +27,7 @@ from isthmus.metrics.timeline import (
     timelines,
 )
 from isthmus.metrics.waits import Waits
-from isthmus.metrics.wording import why
+from isthmus.metrics.wording import UNKNOWN, why
 from isthmus.plugins.policy import PolicyRegistry
 from isthmus.sampling_params import SamplingParams
 from isthmus.scheduler.output import ModelRunnerOutput
@@ -34,7 +35,7 @@ from isthmus.scheduler.policies.plugin import isthmus_register_policies
 from isthmus.scheduler.request import Request
 from isthmus.scheduler.scheduler import Scheduler
 from isthmus.scheduling_params import SchedulingParams
-from isthmus.testing.storm import Storm, VirtualClock
+from isthmus.testing.storm import Burst, Storm, VirtualClock
 
 BLOCK = 4
 STEP_S = 1.0
@@ -159,6 +160,17 @@ class TestReasons:
         assert said(recording, "second") == [("seats", "waits for a seat: all 1 are taken")]
         assert said(recording, "third")[0] == ("seats", "all seats were taken: scheduler.max_num_seqs requests ran")
 
+    def test_a_reason_that_changes_is_told_again(self, bench: Callable[..., Bench]) -> None:
+        run = bench(max_num_seqs=2)
+        run.add("big", 40, 8)
+        run.add("short", 4, 2)
+        run.step()
+        run.add("late", 28)
+        assert said(run.recording(), "late") == [
+            ("seats", "waits for a seat: all 2 are taken"),
+            ("capacity", "needs 7 blocks, 5 free"),
+        ]
+
     def test_slots(self, bench: Callable[..., Bench]) -> None:
         run = bench(max_num_batched_tokens=16, long_prefill_token_threshold=8, max_num_partial_prefills=1)
         run.add("long", 24)
@@ -169,8 +181,10 @@ class TestReasons:
     def test_held(self, bench: Callable[..., Bench]) -> None:
         run = bench(batching_window_ms=1500)
         run.add("early", 4)
+        run.add("company", 4)
         run.step(2)
         recording = run.recording()
+        assert said(recording, "company") == [("held", "batching window or prefill delay")]
         assert said(recording, "early") == [("held", "batching window or prefill delay")]
         assert timelines(recording)["early"][0] == Span(QUEUED, 0.0, 2.0, timelines(recording)["early"][0].args)
 
@@ -179,6 +193,17 @@ class TestReasons:
         run.add("first", 8)
         run.add("second", 4)
         assert said(run.recording(), "second") == [("budget", "the tokens of the steps were used up")]
+
+    def test_budget_that_an_overtaker_used_up(self, bench: Callable[..., Bench]) -> None:
+        run = bench(max_num_batched_tokens=9, max_overtaking=1)
+        run.add("big", 40)
+        run.step(5)
+        run.add("head", 28)
+        run.add("passes", 8, 1)
+        run.add("late", 4, 1)
+        recording = run.recording()
+        assert said(recording, "passes") == []
+        assert said(recording, "late")[0] == ("budget", "the tokens of the steps were used up")
 
     def test_preemption(self, bench: Callable[..., Bench]) -> None:
         run = bench(num_blocks=8)
@@ -196,6 +221,17 @@ class TestReasons:
         recording = run.recording()
         assert said(recording, "n#1")[0] == ("leader", "waits for n to compute the prompt")
         assert said(recording, "n") == []
+
+    def test_after_the_leader_the_queue(self, bench: Callable[..., Bench]) -> None:
+        run = bench(max_num_seqs=1)
+        leader = run.request("n", 12)
+        run.scheduler.add_group(leader, [leader.sibling(f"n#{index}", index) for index in (1, 2)])
+        recording = run.recording()
+        waits, spans = Waits(recording), timelines(recording)
+        for follower in ("n#1", "n#2"):
+            for_leader, in_queue, *_ = waits.pieces(follower, spans[follower])
+            assert (for_leader.reason, in_queue.reason) == ("leader", "seats")
+            assert for_leader.end_s == spans["n"][0].end_s
 
 
 class TestPreemptions:
@@ -239,6 +275,57 @@ class TestPreemptions:
         assert kinds == [PREFILL, DECODE, SWAPPED, DECODE]
         assert "moved to the host: a running request needed blocks (a)" in story(recording, "b")
         assert "back from the host with" in story(recording, "b")
+
+
+def test_idle_time_between_chunks_is_nothing_that_the_request_did(bench: Callable[..., Bench]) -> None:
+    run = bench(max_num_batched_tokens=8)
+    run.add("a", 12)
+    run.step()
+    run.clock.now_s += 5 * STEP_S
+    recording = run.recording()
+    first, second, _ = timelines(recording)["a"]
+    assert (first.kind, second.kind) == (PREFILL, PREFILL)
+    assert second.start_s - first.end_s == 5 * STEP_S
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_chunk_takes_its_step(tmp_path: Path, depth: int) -> None:
+    Storm(RecordFile(tmp_path / "r", 2**20), depth=depth).run()
+    recording = read_recording(tmp_path / "r")
+    for span in (span for spans in timelines(recording).values() for span in spans if span.kind == PREFILL):
+        step = recording.steps[span.args["step"]]
+        assert (span.start_s, span.end_s) == (step.start_s, step.end_s)
+
+
+def test_a_long_wait_is_told_in_bounded_space(tmp_path: Path) -> None:
+    Storm(RecordFile(tmp_path / "r", 2**20), bursts=[Burst(0.0, 60)]).run()
+    recording = read_recording(tmp_path / "r")
+    waits = Waits(recording)
+    spans = timelines(recording)["r60"]
+    parts = [waits.pieces("r60", [span]) for span in spans if span.kind in WAITING_KINDS]
+    assert waits.pieces("r60", spans, 3) == parts[0][:3]
+    assert len(parts[0]) > MOST_REASONS + 1
+    told = re.findall(r"^ +[\d.]+ s    ([\d.]+) s: (.*)$", story(recording, "r60"), re.MULTILINE)
+    assert len(told) == sum(min(len(pieces), MOST_REASONS + 1) for pieces in parts)
+    assert told[MOST_REASONS][1].startswith(f"{len(parts[0]) - MOST_REASONS} shorter parts: ")
+    waited = sum(piece.seconds for pieces in parts for piece in pieces)
+    assert sum(float(seconds) for seconds, _ in told) == pytest.approx(waited, abs=0.02)
+
+
+@pytest.mark.parametrize("config", [{}, {"preemption_mode": "recompute"}], ids=str)
+def test_after_a_preemption_every_wait_has_its_reason(tmp_path: Path, config: dict[str, Any]) -> None:
+    refused_again = 0
+    for seed in range(3):
+        Storm(RecordFile(tmp_path / "r", 2**20), seed=seed, **config).run()
+        recording = read_recording(tmp_path / "r")
+        waits = Waits(recording)
+        for request_id, spans in timelines(recording).items():
+            out = [span for span in spans if span.kind in (PREEMPTED, SWAPPED)]
+            pieces = waits.pieces(request_id, out)
+            assert UNKNOWN not in [piece.reason for piece in pieces]
+            own = [piece for piece in pieces if piece.event is not None and piece.event["event"] == "waits"]
+            refused_again += len(own) > 1
+    assert refused_again
 
 
 @pytest.mark.parametrize("depth", [1, 2])

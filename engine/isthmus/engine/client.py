@@ -15,7 +15,7 @@ class EngineClient(ABC):
 
     @abstractmethod
     def check_request(self, request: Request) -> None:
-        """Raises NeverFitsError for a request that could never run. Nothing is queued."""
+        """Raises RequestError for a request that could never run, or never wait. Nothing is queued."""
 
     @abstractmethod
     def add_requests(self, requests: Sequence[Request]) -> None:

@@ -66,8 +66,9 @@ class EngineCore:
         self._under_way: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
 
     def check_request(self, request: Request) -> None:
-        """Raises NeverFitsError for a request that could never run. Nothing is queued."""
+        """Raises RequestError for a request that could never run, or never wait. Nothing is queued."""
         self.scheduler.token_limit(request)
+        self.scheduler.queue.check_alone(request)
 
     def add_requests(self, requests: Sequence[Request]) -> None:
         """Queue one request, or those of one prompt, the leader first. Raises RequestError; nothing changes then."""

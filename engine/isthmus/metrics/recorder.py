@@ -39,13 +39,13 @@ def open_recorder(config: ObservabilityConfig) -> ScheduleRecorder | None:
 class ScheduleRecorder:
     """The scheduler calls these methods; none of them changes anything. `clock` must be the scheduler's own.
 
-    Times are in seconds since the recorder was made.
+    Times are in seconds since `begin`.
     """
 
     def __init__(self, file: RecordFile, clock: Callable[[], float] = time.monotonic) -> None:
         self._file = file
         self._clock = clock
-        self._origin_s = clock()
+        self._origin_s = 0.0
         self._encode = json.JSONEncoder(separators=(",", ":")).encode
         self._scheduler: Scheduler | None = None
         self._under_way: deque[int | None] = deque()
@@ -58,6 +58,7 @@ class ScheduleRecorder:
     def begin(self, scheduler: Scheduler) -> None:
         """What the reader must know of the scheduler."""
         self._scheduler = scheduler
+        self._origin_s = self._clock()
         kv = scheduler.kv
         header = {
             "event": "recording",

@@ -7,16 +7,20 @@ from collections.abc import Iterator, Sequence
 
 from isthmus.metrics.recording import Event, Recording
 from isthmus.metrics.timeline import DECODE, PREFILL, QUEUED, SWAPPED, WAITING_KINDS, Span, timelines
-from isthmus.metrics.waits import Piece, Waits
-from isthmus.metrics.wording import CAUSES, counted, seconds, why
+from isthmus.metrics.waits import Piece, Waits, sum_by_reason
+from isthmus.metrics.wording import CAUSES, counted, reasons_in_order, seconds, why
+
+MOST_REASONS = 20
+"""Of one wait, the longest ones."""
 
 
 def story(recording: Recording, request_id: str) -> str:
     """What happened to the request, when, and why. Raises KeyError for one that is not in the recording."""
     events = recording.requests[request_id]
     spans = timelines(recording)[request_id]
-    pieces = Waits(recording).pieces(request_id, spans)
-    told = [*_spans(spans, request_id), *_pieces(pieces), *_admissions(events), *_end(events)]
+    waits = Waits(recording)
+    reasons = [line for span in spans for line in _reasons(waits.pieces(request_id, [span]))]
+    told = [*_spans(spans, request_id), *reasons, *_admissions(events), *_end(events)]
     lines = [f"{at_s:>11.3f} s  {text}" for at_s, _, text in sorted(told, key=lambda line: line[:2])]
     return "\n".join([_head(request_id, events), *lines, _totals(spans)])
 
@@ -56,9 +60,15 @@ def _cause(cause: str, beneficiary: str | None, victim: str) -> str:
     return CAUSES[cause] if beneficiary is None else f"{CAUSES[cause]} ({beneficiary})"
 
 
-def _pieces(pieces: Sequence[Piece]) -> Iterator[tuple[float, int, str]]:
-    for piece in pieces:
+def _reasons(pieces: Sequence[Piece]) -> Iterator[tuple[float, int, str]]:
+    """Of one wait."""
+    longest = sorted(pieces, key=lambda piece: -piece.seconds)
+    shown, rest = longest[:MOST_REASONS], longest[MOST_REASONS:]
+    for piece in shown:
         yield piece.start_s, 2, f"  {seconds(piece.seconds)}: {why(piece.event)}"
+    if rest:
+        text = f"{counted(len(rest), 'shorter part')}: {reasons_in_order(sum_by_reason(rest))}"
+        yield pieces[-1].start_s, 3, f"  {seconds(sum(piece.seconds for piece in rest))}: {text}"
 
 
 def _admissions(events: Sequence[Event]) -> Iterator[tuple[float, int, str]]:
@@ -72,7 +82,7 @@ def _admissions(events: Sequence[Event]) -> Iterator[tuple[float, int, str]]:
 def _end(events: Sequence[Event]) -> Iterator[tuple[float, int, str]]:
     last = events[-1]
     if last["event"] in ("finished", "aborted"):
-        yield last["t"], 3, f"{last['event']} ({last['reason']}) with {counted(last['output'], 'output token')}"
+        yield last["t"], 4, f"{last['event']} ({last['reason']}) with {counted(last['output'], 'output token')}"
 
 
 def _totals(spans: Sequence[Span]) -> str:

@@ -10,11 +10,13 @@ from collections.abc import Mapping, Sequence
 from isthmus.metrics.advisor import Advice
 from isthmus.metrics.recording import Recording
 from isthmus.metrics.timeline import QUEUED, WAITING_KINDS, Span, timelines
-from isthmus.metrics.waits import Piece, Waits
-from isthmus.metrics.wording import CAUSES, MEANINGS, counted, percent, seconds, table, why
+from isthmus.metrics.waits import Waits
+from isthmus.metrics.wording import CAUSES, MEANINGS, counted, percent, reasons_in_order, seconds, table, why
 
 WIDTH = 110
 """Of wrapped lines, in characters."""
+MOST_REASONS = 3
+"""That a long wait is split into."""
 
 
 def summary(recording: Recording, advice: Sequence[Advice], *, top: int = 5) -> str:
@@ -128,13 +130,13 @@ def _longest(spans: Mapping[str, Sequence[Span]], waits: Waits, top: int) -> lis
         return []
     lines = ["Longest waits"]
     for request_id in longest:
+        by_reason = waits.seconds_by_reason(request_id, spans[request_id])
         piece = max(waits.pieces(request_id, spans[request_id]), key=lambda piece: piece.seconds)
-        lines.append(f"  {request_id}: {seconds(waited[request_id])}, of which {_said(piece)}")
+        lines += [
+            f"  {request_id}: {seconds(waited[request_id])}: {reasons_in_order(by_reason, MOST_REASONS)}",
+            f"    longest part {seconds(piece.seconds)}: {why(piece.event)}",
+        ]
     return lines
-
-
-def _said(piece: Piece) -> str:
-    return f"{seconds(piece.seconds)}: {why(piece.event)}"
 
 
 def _preemptions(recording: Recording, top: int) -> list[str]:

@@ -19,7 +19,7 @@ REQUESTS, ENGINE = 1, 2
 STEPS = 1
 """Thread id of the steps in process ENGINE."""
 MOST_REASONS = 20
-"""That a waiting slice lists."""
+"""That a waiting slice lists, the first ones."""
 
 TraceEvent = dict[str, Any]
 
@@ -42,13 +42,10 @@ def _requests(recording: Recording) -> Iterator[TraceEvent]:
     for thread, (request_id, spans) in enumerate(timelines(recording).items(), 1):
         yield _metadata("thread_name", REQUESTS, thread, name=request_id)
         yield _metadata("thread_sort_index", REQUESTS, thread, sort_index=thread)
-        pieces = waits.pieces(request_id, spans)
         for span in spans:
-            inside = [piece for piece in pieces if span.start_s <= piece.start_s < span.end_s][:MOST_REASONS]
-            reasons = (
-                {"waited": [f"{seconds(piece.seconds)}: {why(piece.event)}" for piece in inside]} if inside else {}
-            )
-            yield _slice(span.kind, thread, REQUESTS, span.start_s, span.end_s, {**span.args, **reasons})
+            reasons = [f"{seconds(p.seconds)}: {why(p.event)}" for p in waits.pieces(request_id, [span], MOST_REASONS)]
+            args = {**span.args, **({"waited": reasons} if reasons else {})}
+            yield _slice(span.kind, thread, REQUESTS, span.start_s, span.end_s, args)
 
 
 def _steps(recording: Recording) -> Iterator[TraceEvent]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice
 
 from isthmus.metrics.recording import Event, Recording
 from isthmus.metrics.timeline import WAITING_KINDS, Span
@@ -44,10 +44,11 @@ class Waits:
         self._times = [event["t"] for event in self._behind]
         self._totals = _running_totals(self._behind)
 
-    def pieces(self, request_id: str, spans: Sequence[Span]) -> list[Piece]:
-        """Every part of the request's waits in order."""
+    def pieces(self, request_id: str, spans: Sequence[Span], most: int | None = None) -> list[Piece]:
+        """The first `most` parts of the waits among `spans`, which are the request's, in order; None = all."""
         stretches = self._stretches(request_id, spans)
-        return [piece for start_s, end_s, own in stretches for piece in self._split(start_s, end_s, own)]
+        parts = (piece for start_s, end_s, own in stretches for piece in self._split(start_s, end_s, own))
+        return list(islice(parts, most))
 
     def seconds_by_reason(self, request_id: str, spans: Sequence[Span]) -> dict[str, float]:
         """The sums of `pieces`, in a time that does not depend on how often the reasons changed."""
@@ -74,14 +75,18 @@ class Waits:
             for event, end_s in zip(own, ends, strict=True):
                 yield event["t"], end_s, event if event["reason"] is not None else None
 
-    def _split(self, start_s: float, end_s: float, own: Event | None) -> list[Piece]:
+    def _split(self, start_s: float, end_s: float, own: Event | None) -> Iterator[Piece]:
         if own is not None:
-            return [Piece(start_s, end_s, own)]
-        first, last = bisect_right(self._times, start_s), bisect_right(self._times, end_s)
-        borders = [start_s, *self._times[first:last], end_s]
-        events = [self._behind[first - 1] if first else None, *self._behind[first:last]]
-        spans = zip(pairwise(borders), events, strict=True)
-        return [Piece(begin, end, event) for (begin, end), event in spans if end > begin]
+            yield Piece(start_s, end_s, own)
+            return
+        index = bisect_right(self._times, start_s) - 1
+        while start_s < end_s:
+            next_s = self._times[index + 1] if index + 1 < len(self._times) else end_s
+            until_s = min(next_s, end_s)
+            if until_s > start_s:
+                yield Piece(start_s, until_s, self._behind[index] if index >= 0 else None)
+            start_s = until_s
+            index += 1
 
     def _total_at(self, time_s: float) -> dict[str, float]:
         """Seconds that each reason held for all, from the beginning until `time_s`."""
@@ -92,6 +97,14 @@ class Waits:
         reason = _reason(self._behind[index - 1])
         totals[reason] = totals.get(reason, 0.0) + time_s - self._times[index - 1]
         return totals
+
+
+def sum_by_reason(pieces: Iterable[Piece]) -> dict[str, float]:
+    """Reason -> seconds."""
+    sums: defaultdict[str, float] = defaultdict(float)
+    for piece in pieces:
+        sums[piece.reason] += piece.seconds
+    return dict(sums)
 
 
 def _reason(event: Event | None) -> str:

@@ -67,6 +67,12 @@ def _kept(event: Event) -> str:
     return f": freed blocks are reserved for {event['head']}" if "needs" in event else ""
 
 
+def reasons_in_order(seconds_by_reason: Mapping[str, float], top: int | None = None) -> str:
+    """`capacity 1.200 s, budget 0.100 s`, the `top` longest ones."""
+    longest = sorted(seconds_by_reason.items(), key=lambda item: -item[1])
+    return ", ".join(f"{reason} {seconds(value)}" for reason, value in longest[:top])
+
+
 def counted(number: int, noun: str) -> str:
     """`1 block`, `2 blocks`, `3,000 blocks`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 
 from isthmus.config import SchedulerConfig
 from isthmus.scheduler.request import Request
@@ -25,21 +26,27 @@ class Refusal(enum.Enum):
     """The step's tokens were used up."""
 
 
+@dataclass(slots=True)
+class _Blocked:
+    """Since when, and how many passed."""
+
+    since_s: float
+    num_passed: int = 0
+
+
 class AdmissionGate:
     """State between the steps.
 
-    `_blocked`: the head of the queue that was refused for capacity, since when, and how many passed it. Invariant:
-    `_partial` holds exactly the running requests whose known tokens were not all scheduled yet, with whether they are
-    long.
+    `_blocked`: waiting requests that were refused for capacity at the head of the queue; they stay in it when others
+    become the head, or two that take turns could be passed for ever. Invariant: `_partial` holds exactly the running
+    requests whose known tokens were not all scheduled yet, with whether they are long.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
         self._long_tokens: int = config.long_prefill_token_threshold or config.max_num_batched_tokens
         self._partial: dict[str, bool] = {}
-        self._blocked: Request | None = None
-        self._blocked_since_s = 0.0
-        self._num_passed = 0
+        self._blocked: dict[str, _Blocked] = {}
         self._woken_s = 0.0
         self._prompt_step_s = 0.0
 
@@ -56,7 +63,7 @@ class AdmissionGate:
         if head.num_cached_tokens >= 0:
             return False
         if idle:
-            return now_s - self._woken_s < self._config.batching_window_ms / 1e3
+            return self.held_until_s(now_s) is not None
         return now_s - head.arrival_s < self._config.prefill_delay_factor * self._prompt_step_s
 
     def held_until_s(self, now_s: float) -> float | None:
@@ -82,13 +89,11 @@ class AdmissionGate:
     def forget(self, request: Request) -> None:
         """It runs no longer, or has ended."""
         self._partial.pop(request.request_id, None)
-        if self._blocked is request:
-            self._blocked = None
+        self._blocked.pop(request.request_id, None)
 
     def admitted(self, request: Request) -> None:
         """It came in; a head that was blocked is blocked no longer."""
-        if self._blocked is request:
-            self._blocked = None
+        self._blocked.pop(request.request_id, None)
 
     @property
     def num_partial(self) -> int:
@@ -97,17 +102,17 @@ class AdmissionGate:
 
     def blocked(self, head: Request, now_s: float) -> None:
         """The head of the queue does not fit."""
-        if self._blocked is not head:
-            self._blocked, self._blocked_since_s, self._num_passed = head, now_s, 0
+        self._blocked.setdefault(head.request_id, _Blocked(now_s))
 
     def may_pass(self, head: Request, now_s: float) -> bool:
         """Whether one more request may pass the blocked head; if not, freed blocks gather for it."""
+        blocked = self._blocked[head.request_id]
         return (
-            self._num_passed < self._config.max_overtaking
-            and now_s - self._blocked_since_s <= self._config.max_overtaking_s
+            blocked.num_passed < self._config.max_overtaking
+            and now_s - blocked.since_s <= self._config.max_overtaking_s
         )
 
     def passed(self, head: Request) -> None:
         """A request was admitted before the head."""
-        if self._blocked is head:
-            self._num_passed += 1
+        if head.request_id in self._blocked:
+            self._blocked[head.request_id].num_passed += 1

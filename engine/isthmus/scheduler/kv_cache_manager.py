@@ -113,10 +113,10 @@ class KVCacheManager:
         num_tokens = request.num_tokens - 1
         if not len(leader.block_ids) * self.block_size >= num_tokens <= leader.num_computed_tokens:
             return False
+        end = self.num_blocks_for(num_tokens)
         # A window of the leader's may have moved on since.
         return all(
-            NULL_BLOCK
-            not in self._table(leader, index)[group.first_visible(num_tokens) : self.num_blocks_for(num_tokens)]
+            NULL_BLOCK not in self._table(leader, index)[group.first_visible(num_tokens) : end]
             for index, group in enumerate(self.groups)
         )
 

@@ -36,13 +36,13 @@ class Request:
     token_ids: prompt, then outputs.  num_placeholders: tokens that steps under way will sample.
     num_computed_tokens: KV positions that are valid, or will be when the steps under way end; always <= num_tokens +
     num_placeholders.  block_ids: its block table.  window_tables: those of the other block groups.
-    host_tables: where its blocks are while it is swapped, a table a group.
-    block_hashes: chained hashes of its full blocks, as far as they were needed.  num_published_blocks: how many of its
-    blocks are findable by hash.  num_cached_tokens: prompt tokens found in the prefix cache at first admission, -1
-    before.  cache_keys: what beside the tokens its keys and values depend on, by kind ("salt", "adapter" with the id of
-    its weights, ...): only requests that are equal in all of it share blocks.  leader: the request of the same group whose blocks it begins with, until it is admitted.  num_siblings:
-    requests of its group, itself included.  beams: the beam search that it is a part of.  claim: the scheduling
-    policy's own.
+    host_tables: where its blocks are while it is swapped, a table a group.  block_hashes: chained hashes of its full
+    blocks, as far as they were needed.  num_published_blocks: how many of its blocks are findable by hash.
+    num_cached_tokens: prompt tokens found in the prefix cache at first admission, -1 before.
+    cache_keys: what beside the tokens its keys and values depend on, by kind ("salt", "adapter" with the id of its
+    weights, ...): only requests that are equal in all of it share blocks.
+    leader: the request of the same group whose blocks it begins with, until it is admitted.  num_siblings: requests of
+    its group, itself included.  beams: the beam search that it is a part of.  claim: the scheduling policy's own.
     """
 
     __slots__ = (

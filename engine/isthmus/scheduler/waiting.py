@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isthmus.config import AUTO, SchedulerConfig
-from isthmus.errors import QueueFullError
+from isthmus.errors import InvalidParamsError, InvalidPromptError, QueueFullError
 from isthmus.scheduler.request import Request
 
 SHORTEST_RETRY_S = 0.1
@@ -39,6 +39,23 @@ class QueueLimits:
             retry_after_s = self._retry_after_s()
             raise QueueFullError(
                 f"the queue is full: {problem}; try again in {retry_after_s:.1f} s", retry_after_s=retry_after_s
+            )
+
+    def check_alone(self, request: Request) -> None:
+        """Raises InvalidParamsError or InvalidPromptError for a prompt whose completions not even the empty queue has
+        room for. To try again would not help.
+        """
+        n = request.params.n
+        num_tokens = n * request.num_prompt_tokens
+        if self._max_reqs is not None and n > self._max_reqs:
+            raise InvalidParamsError(
+                f"SamplingParams.n={n}: each completion waits as a request, and scheduler.max_num_queued_reqs is "
+                f"{self._max_reqs}; ask for fewer, or raise it"
+            )
+        if self._max_tokens is not None and num_tokens > self._max_tokens:
+            raise InvalidPromptError(
+                f"the prompt has {request.num_prompt_tokens} tokens, for {n} completions, and "
+                f"scheduler.max_num_queued_tokens is {self._max_tokens}; shorten the prompt, or raise it"
             )
 
     def entered(self, request: Request) -> None:

@@ -204,9 +204,8 @@ class _Step:
 
 @dataclass(slots=True)
 class _Blocked:
-    """The head of the queue that lacks blocks, and who passed it since."""
+    """Since when a request lacks blocks at the head of the queue, and how many passed it."""
 
-    head: _Live
     since_s: float
     num_passed: int = 0
 
@@ -229,7 +228,7 @@ class ReferenceScheduler:
         self._swapped: list[_Live] = []
         self._running: list[_Live] = []
         self._under_way: list[_Step] = []
-        self._blocked: _Blocked | None = None
+        self._blocked: dict[_Live, _Blocked] = {}
         self._num_arrivals = 0
         self._woken_s = 0.0
         self._prompt_step_s = 0.0
@@ -287,8 +286,7 @@ class ReferenceScheduler:
             self._leave(live)
         self._swapped = [other for other in self._swapped if other is not live]
         self._running = [other for other in self._running if other is not live]
-        if self._blocked and self._blocked.head is live:
-            self._blocked = None
+        self._blocked.pop(live, None)
 
     def schedule(self, now_s: float, *, struck: str | None = None) -> ReferenceStep:
         """`struck`: who is preempted for no reason, by a test's wish."""
@@ -511,14 +509,13 @@ class ReferenceScheduler:
             why_not = self._why_not(live, count)
             if why_not is not None:
                 step.waits[live.name] = why_not
-                if why_not == "capacity" and not refused and (self._blocked is None or self._blocked.head is not head):
-                    self._blocked = _Blocked(head, step.now_s)
+                if why_not == "capacity" and not refused:
+                    self._blocked.setdefault(head, _Blocked(step.now_s))
                 refused.append(live)
                 continue
-            if refused and self._blocked and self._blocked.head is head:
-                self._blocked.num_passed += 1
-            elif self._blocked and self._blocked.head is live:
-                self._blocked = None
+            if refused and head in self._blocked:
+                self._blocked[head].num_passed += 1
+            self._blocked.pop(live, None)
             self._leave(live)
             live.was_admitted = True
             step.computes_prompts = True
@@ -549,6 +546,6 @@ class ReferenceScheduler:
         """Behind one that lacks a slot: anyone. Behind one that lacks blocks: so many, for so long."""
         if step.waits[head.name] != "capacity":
             return step.waits[head.name] == "slots"
-        assert self._blocked is not None
-        in_time = step.now_s - self._blocked.since_s <= self._config.max_overtaking_s
-        return self._blocked.num_passed < self._config.max_overtaking and in_time
+        blocked = self._blocked[head]
+        in_time = step.now_s - blocked.since_s <= self._config.max_overtaking_s
+        return blocked.num_passed < self._config.max_overtaking and in_time
