@@ -61,7 +61,10 @@ class SchedulingPolicy(ABC):
         return False
 
     def may_overtake(self, head: RequestView, request: RequestView) -> bool:
-        """Whether `request`, which fits, may pass `head`, which does not. The scheduler bounds how often. Default: yes."""
+        """Whether `request`, which fits, may pass `head`, which does not. The scheduler bounds how often.
+
+        Default: yes.
+        """
         return True
 
     def charge(self, scheduled: Iterable[tuple[RequestView, int]]) -> None:
