@@ -40,7 +40,7 @@ FAULTS: Mapping[str, Fault] = MappingProxyType(
         "probe-raises": Fault("plugin", says=("probe failed", "OSError"), plugin="plugin.RaisingProbe"),
         "probe-changes": Fault("plugin", says=("two probes differ", "device_count=2"), plugin="plugin.ChangingProbe"),
         "probe-holds-a-device": Fault("plugin", says=("/dev/full", "must not hold"), plugin="plugin.HoldingProbe"),
-        "unclaimed-misspelt": Fault("plugin", Parts(platform.ClaimsNothingAtAll), ("atention", "attention, blocks")),
+        "unclaimed-misspelt": Fault("plugin", Parts(platform.MisspellsAnArea), ("atention", "attention, blocks")),
         "probe-lies": Fault("device", says=("the driver is too old",), plugin="plugin.LyingProbe"),
         "live-view": Fault("device", Parts(platform.GivesALiveView)),
         "used-memory": Fault("device", Parts(platform.GivesUsedMemory)),
@@ -81,14 +81,10 @@ FAULTS: Mapping[str, Fault] = MappingProxyType(
             "model", Parts(attention=attention.SharesStateBetweenKindsOfLayers), ("gemma3 in float32", *TOKENS)
         ),
         "replay-of-old-tokens": Fault("graph", Parts(graph=platform.ReplaysOldTokens)),
-        "one-graph-for-several-shapes": Fault("graph", Parts(graph=platform.OneGraphForAllNumbersOfRequests)),
         "pads-down": Fault("graph", Parts(graph=platform.PadsDown), ("must be at least as large",)),
         "pads-beyond-the-limits": Fault("graph", Parts(graph=platform.PadsBeyondTheLimits), ("a step has room for",)),
         "gathered-in-another-order": Fault("comm", Parts(communicator=platform.GathersInAnotherOrder)),
         "reduce-averages": Fault("comm", Parts(communicator=platform.Averages)),
-        "scatter-cuts-off-the-rest": Fault(
-            "comm", Parts(communicator=platform.CutsOffTheRest), ("must raise ValueError", "shape (1,)")
-        ),
         "ring-never-refreshed": Fault("engine", Parts(attention=attention.NeverRefreshesItsRing), TOKENS),
         "norm-with-noise": Fault("determinism", Parts(ops={"rms_norm": ops.norm_with_noise})),
         "sums-in-random-order": Fault("determinism", Parts(attention=attention.SumsInRandomOrder)),

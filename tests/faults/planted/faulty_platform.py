@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,10 +21,12 @@ class MemoryStandsStill(PlantedPlatform):
 
 
 class PeakIsNeverReset(PlantedPlatform):
+    _highest = 0
+
     def memory_stats(self, device: torch.device, *, reset_peak: bool = False) -> MemoryStats:
         found = super().memory_stats(device, reset_peak=reset_peak)
-        self._peak = max(getattr(self, "_peak", 0), found.peak)
-        return replace(found, peak=self._peak)
+        self._highest = max(self._highest, found.peak)
+        return replace(found, peak=self._highest)
 
 
 class GivesALiveView(PlantedPlatform):
@@ -36,22 +39,13 @@ class GivesUsedMemory(PlantedPlatform):
         return torch.full(tuple(shape), 3, dtype=dtype, device=device)
 
 
-class ClaimsNothingAtAll(PlantedPlatform):
-    unclaimed = {"atention": "a slip of the pen"}  # noqa: RUF012
+class MisspellsAnArea(PlantedPlatform):
+    unclaimed = MappingProxyType({"atention": "a slip of the pen"})
 
 
 class ReplaysOldTokens(PlantedGraph):
     def record(self, input_ids: torch.Tensor, positions: torch.Tensor, ctx: ForwardContext) -> Any:
         return super().record(input_ids.clone(), positions, ctx)
-
-
-class OneGraphForAllNumbersOfRequests(PlantedGraph):
-    """Replays a step of as many tokens, whoever they belonged to."""
-
-    def pad(self, shape: BatchShape) -> BatchShape:
-        padded = super().pad(shape)
-        self.shape = BatchShape(padded.num_tokens, 0, 0)
-        return padded
 
 
 class PadsDown(PlantedGraph):
@@ -75,11 +69,3 @@ class GathersInAnotherOrder(TorchCommunicator):
 class Averages(TorchCommunicator):
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         return super().all_reduce(x).div(self._spec.size).to(x.dtype)
-
-
-class CutsOffTheRest(TorchCommunicator):
-    """Of a dimension that the group does not divide."""
-
-    def reduce_scatter(self, x: torch.Tensor, dim: int) -> torch.Tensor:
-        size = self._spec.size
-        return super().reduce_scatter(x.narrow(dim, 0, x.shape[dim] // size * size), dim)

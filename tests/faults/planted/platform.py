@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -105,11 +105,6 @@ class PlantedPlatform(Platform):
 
     def memory_stats(self, device: torch.device, *, reset_peak: bool = False) -> MemoryStats:
         return host_memory_stats(reset_peak=reset_peak)
-
-    def async_to_host(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """The default's `cpu()` is no copy where the tensor is on the host."""
-        host = tensor.to("cpu", copy=True)
-        return lambda: host
 
     def config_defaults(self, config: EngineConfig) -> Mapping[str, object]:
         return {"cache.memory_cap_bytes": 2**28}
