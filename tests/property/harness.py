@@ -397,6 +397,7 @@ class Run:
         self.seen["swaps"] += len(now_swapped.intersection(output.preempted_req_ids))
         self.seen["strikes"] += self.dice.struck is not None
         self.seen["blocks copied"] += sum(len(ops.copy) for ops in output.block_ops)
+        self.seen["blocks to host"] += sum(len(ops.swap_out) for ops in output.block_ops)
         self.seen["blocks from host"] += sum(len(ops.swap_in) for ops in output.block_ops)
         for refusal in self.scheduler._last_waits.values():
             self.seen[f"waits: {refusal.value}"] += 1
@@ -541,6 +542,9 @@ class Run:
         assert stats.host_prefix_hits <= stats.prefix_cache_hits <= stats.prefix_cache_queries
         assert (stats.num_preemptions, stats.num_swap_preemptions) == (seen["preemptions"], seen["swaps"])
         assert (stats.num_admitted, stats.num_refused) == (seen["admitted"], seen["queue full"])
+        if self.reference:
+            moved = (stats.num_swapped_out_blocks, stats.num_swapped_in_blocks)
+            assert moved == (seen["blocks to host"], seen["blocks from host"])
         assert stats.num_scheduled_tokens == stats.num_prefill_tokens + stats.num_decode_tokens
 
 

@@ -430,6 +430,39 @@ def test_a_group_that_is_stuck_fails_as_one(depth: int, monkeypatch: pytest.Monk
     run._check_nothing_is_left()
 
 
+def test_forks_come_in_at_once_the_most_likely_first() -> None:
+    """Before a request that has waited all the while."""
+    run = Run(story_of(GroupLimits(40)))
+    run.scheduler.add_request(search("r0", 6).request(0.0))
+    first = run.scheduler.schedule()
+    run.scheduler.add_request(search("r1", 6).request(0.0))
+    run.scheduler.update_from_output(first, run.device.execute_model(first))
+    (group,) = (group for name, group in run.scheduler.beam_groups.items() if name == "r0")
+    output = run.scheduler.schedule()
+    leader, *forks = group.requests
+    assert [request.request_id for request in (leader, *forks)] == ["r0", "r0#1", "r0#2"]
+    assert list(output.num_scheduled_tokens) == ["r0", "r0#1", "r0#2", "r1"]
+    (ops,) = output.block_ops
+    assert ops.copy == tuple((leader.block_ids[1], fork.block_ids[1]) for fork in forks)
+    assert {fork.block_ids[0] for fork in forks} == {leader.block_ids[0]}
+
+
+def test_beams_are_rather_swapped_than_computed_again() -> None:
+    """Even where no speed was measured, so that an ordinary request would be computed again."""
+    story = story_of(GroupLimits(40, 40))
+    config = replace(story.config, preemption_mode="auto", artificial_preemption_rate=1.0)
+    run = Run(replace(story, config=config))
+    run.scheduler.costs = PreemptionCosts()
+    run.live["r0"], run.tokens["r0"] = search("r0", 6), []
+    run.scheduler.add_request(run.live["r0"].request(0.0))
+    while run.live:
+        run._fill()
+        run._take_oldest()
+    stats = run.scheduler.stats
+    assert stats.num_preemptions == stats.num_swap_preemptions > 0
+    run._check(search("r0", 6))
+
+
 @pytest.mark.parametrize(
     ("window", "num_blocks", "fits"),
     [

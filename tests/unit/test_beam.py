@@ -215,11 +215,20 @@ def test_the_search_ends_when_no_beam_is_good_enough(early_stopping: bool | str,
     assert (not list(group.requests)) is ends
 
 
-@pytest.mark.parametrize(("early_stopping", "ends"), [(True, True), (False, False), ("never", False)])
-def test_whether_a_beam_that_is_good_enough_goes_on(early_stopping: bool | str, ends: bool) -> None:
-    """Two sequences have ended, at -0.5 and -4.6; the best beam is at -0.7."""
-    params = BeamSearchParams(beam_width=2, length_penalty=0.0, early_stopping=early_stopping)
-    group = group_of(params, (0,), max_tokens=5)
+@pytest.mark.parametrize(
+    ("early_stopping", "penalty", "ends"),
+    [
+        (True, 0.0, True),
+        (False, 0.0, False),
+        ("never", 0.0, False),
+        # Scored as if it were long already, it would not be good enough; but it is best when it ends soon.
+        ("never", -1.0, False),
+    ],
+)
+def test_whether_a_beam_that_is_good_enough_goes_on(early_stopping: bool | str, penalty: float, ends: bool) -> None:
+    """Two sequences have ended, with log-probabilities -0.5 and -4.6; the best beam is at -0.7."""
+    params = BeamSearchParams(beam_width=2, length_penalty=penalty, early_stopping=early_stopping)
+    group = group_of(params, (0,), max_tokens=50)
     feed(group, lambda output: [-0.5, -9.0, -0.6, -7.0])
     group.advance(())
     feed(group, lambda output: [-4.0, -9.0, -0.1, -9.0])

@@ -152,6 +152,8 @@ def test_forget_all_keeps_blocks_and_references() -> None:
     assert pool.find(name(2)) is None
     assert (pool.is_free(1), pool.is_free(2)) == (False, True)
     pool.check_integrity({1: 1})
+    published(pool, 2)
+    assert pool.find(name(3)) == 3
 
 
 @pytest.mark.parametrize(

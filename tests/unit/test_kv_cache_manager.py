@@ -126,6 +126,33 @@ def test_hashes_repeat_for_a_given_seed_and_differ_without_one() -> None:
     assert random[0] != random[1]
 
 
+def test_another_seed_gives_other_hashes() -> None:
+    managers = [KVCacheManager([BlockGroup(8, BLOCK_SIZE)], hash_seed=seed) for seed in (0, 1)]
+    first, second = (manager._hashes(make_request(range(4)), 1) for manager in managers)
+    assert first != second
+
+
+def test_what_the_table_has_is_not_needed_again() -> None:
+    manager = make_manager(num_blocks=3)
+    request = make_request(range(12))
+    manager.allocate(request, 8)
+    assert manager.can_allocate(request, 12, NO_HIT)
+    assert not manager.can_allocate(request, 13, NO_HIT)
+
+
+def test_blocks_are_kept_free_in_the_first_group_only() -> None:
+    manager = make_windowed(window=4, num_blocks=4)
+    request = make_request(range(16))
+    full, windowed = manager.groups
+    full.pool.forget_all()
+    assert not manager.can_allocate(request, 16, NO_HIT, keep_free=1)
+    assert manager.allocate(request, 16, keep_free=1) is None
+    assert manager.can_allocate(request, 12, NO_HIT, keep_free=1)
+    windowed.pool.take(1)
+    assert manager.can_allocate(request, 12, NO_HIT, keep_free=1)
+    assert manager.allocate(request, 12, keep_free=1) is not None
+
+
 def test_allocate_returns_what_was_added() -> None:
     manager = make_manager()
     request = make_request(range(9))

@@ -12,6 +12,7 @@ from isthmus.config import SchedulerConfig
 from isthmus.errors import ConfigError, PluginError
 from isthmus.plugins.policy import PolicyRegistry, SchedulingPolicy
 from isthmus.sampling_params import SamplingParams
+from isthmus.scheduler.policies import fair
 from isthmus.scheduler.policies.fair import KEPT_COUNTERS, FairPolicy
 from isthmus.scheduler.policies.fcfs import FcfsPolicy
 from isthmus.scheduler.policies.plugin import isthmus_register_policies
@@ -182,13 +183,22 @@ def test_the_tenant_that_was_served_least_goes_first() -> None:
     assert order(waiting) == ["a1", "a2", "b1", "b2"]
 
 
+def test_all_that_a_step_computes_for_a_tenant_is_charged() -> None:
+    waiting = make("fair")
+    requests = added(waiting, *(request(name, tenant=name[0]) for name in ("a1", "a2", "b1")))
+    waiting.charge(zip(requests, (5, 6, 10), strict=True))
+    assert order(waiting) == ["b1", "a1", "a2"]
+
+
 def test_service_is_divided_by_the_weight() -> None:
-    waiting = make("fair", tenant_weights=(("a", "4"),))
+    waiting = make("fair", tenant_weights=(("a", "4"), ("b", "0.5")))
     added(waiting, request("a", tenant="a"), request("b", tenant="b"))
     serve(waiting, "a", 40)
-    serve(waiting, "b", 11)
+    serve(waiting, "b", 5)
     assert order(waiting) == ["a", "b"]
-    serve(waiting, "a", 5)
+    serve(waiting, "b", 1)
+    assert order(waiting) == ["a", "b"]
+    serve(waiting, "a", 9)
     assert order(waiting) == ["b", "a"]
 
 
@@ -239,6 +249,36 @@ def test_counters_of_tenants_that_left_are_forgotten_when_they_are_many() -> Non
         serve(waiting, one.tenant, 1)
         waiting.remove(one)
     assert len(waiting._counters) <= KEPT_COUNTERS + 2
+
+
+def test_forgetting_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a policy that never forgets, through arrivals, service and leaves of tenants that come back."""
+    remembering = make("fair")
+    monkeypatch.setattr(fair, "KEPT_COUNTERS", 0)
+    forgetting = make("fair")
+    assert isinstance(remembering, FairPolicy)
+    assert isinstance(forgetting, FairPolicy)
+    monkeypatch.setattr(remembering, "_forget_idle_tenants", lambda: None)
+    rng = random.Random(1)
+    live: list[Request] = []
+    num_forgotten = 0
+    for number in range(2000):
+        action = rng.random()
+        if action < 0.4 or not live:
+            live.append(request(str(number), tenant=rng.choice("abcdef")))
+            added(remembering, live[-1])
+            added(forgetting, live[-1])
+        elif action < 0.8:
+            one = live.pop(rng.randrange(len(live)))
+            remembering.remove(one)
+            forgetting.remove(one)
+        elif live:
+            tenant, tokens = rng.choice(live).tenant, rng.randint(1, 50)
+            serve(remembering, tenant, tokens)
+            serve(forgetting, tenant, tokens)
+        num_forgotten += len(remembering._counters) - len(forgetting._counters)
+        assert order(forgetting) == order(remembering)
+    assert num_forgotten > 100
 
 
 def test_order_is_right_after_any_history() -> None:

@@ -337,6 +337,35 @@ def test_tokens_of_an_aborted_request_do_not_reach_the_next_of_its_id() -> None:
     assert output.num_scheduled_tokens == {"x": 5}
 
 
+def test_a_prompt_in_parts_does_not_hide_those_behind_it() -> None:
+    scheduler = make(max_num_batched_tokens=8, long_prefill_token_threshold=6)
+    add(scheduler, "long", 12)
+    add(scheduler, "short", 2)
+    output = scheduler.schedule()
+    assert list(output.num_scheduled_tokens) == ["long", "short"]
+    deltas = scheduler.update_from_output(output, ModelRunnerOutput([[], [TOKEN]]))
+    assert [delta.request_id for delta in deltas] == ["short"]
+
+
+def test_a_result_of_another_length_is_an_error() -> None:
+    scheduler = make()
+    add(scheduler, "a", 4)
+    add(scheduler, "b", 4)
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
+        scheduler.update_from_output(scheduler.schedule(), ModelRunnerOutput([[TOKEN]]))
+
+
+def test_logprobs_are_handed_on() -> None:
+    scheduler = make()
+    add(scheduler, "a", 4, logprobs=1)
+    add(scheduler, "b", 4)
+    output = scheduler.schedule()
+    candidates = [{TOKEN: (-0.5, 1)}]
+    result = ModelRunnerOutput([[TOKEN], [TOKEN]], logprobs={"a": candidates})
+    first, second = scheduler.update_from_output(output, result)
+    assert (first.logprobs, second.logprobs) == (candidates, None)
+
+
 def test_tokens_after_a_stop_are_dropped() -> None:
     scheduler = make()
     add(scheduler, "a", 4, stop_token_ids=(7,))

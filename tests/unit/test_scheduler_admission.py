@@ -7,10 +7,14 @@ import re
 
 import pytest
 
+from isthmus.config import SchedulerConfig
 from isthmus.errors import NeverFitsError, QueueFullError
 from isthmus.outputs import FinishReason
+from isthmus.sampling_params import SamplingParams
 from isthmus.scheduler.output import ModelRunnerOutput
+from isthmus.scheduler.request import Request
 from isthmus.scheduler.scheduler import Scheduler
+from isthmus.scheduler.waiting import QueueLimits
 from unit.scheduler_steps import TOKEN, Clock, add, ids, make, run_to_the_end, scheduled, step
 
 ONE_TOKEN = ModelRunnerOutput([[TOKEN]])
@@ -251,6 +255,25 @@ def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     add(scheduler, "d", 4)
 
 
+@pytest.mark.parametrize(
+    ("intervals_s", "retry_after_s"),
+    [([], 1.0), ([4.0], 4.0), ([4.0, 14.0], 5.0), ([0.0], 0.1), ([500.0], 60.0)],
+)
+def test_when_to_come_back_is_the_mean_interval_of_admissions(intervals_s: list[float], retry_after_s: float) -> None:
+    """Its newest tenth, at least a tenth of a second and at most a minute."""
+    limits = QueueLimits(SchedulerConfig(max_num_queued_reqs=1, max_num_queued_tokens=None))
+    limits.num_reqs = 1
+    now_s = 0.0
+    if intervals_s:
+        limits.admitted(now_s)
+    for interval_s in intervals_s:
+        now_s += interval_s
+        limits.admitted(now_s)
+    with pytest.raises(QueueFullError) as refused:
+        limits.check(Request("a", [1], SamplingParams()))
+    assert refused.value.retry_after_s == pytest.approx(retry_after_s)
+
+
 def test_tokens_in_the_queue_are_capped_too() -> None:
     scheduler = make(max_num_queued_tokens=10)
     add(scheduler, "a", 6)
@@ -358,6 +381,16 @@ def test_the_snapshot_names_what_holds_everyone_back() -> None:
     add(scheduler, "d", 4)
     step(scheduler)
     assert reasons(scheduler) == {"seats": 1}
+
+
+def test_everyone_who_was_looked_at_has_a_reason_of_its_own() -> None:
+    scheduler = make(max_overtaking=3, max_overtaking_s=1e6)
+    with_a_blocked_head(scheduler)
+    for name in ("large1", "large2"):
+        add(scheduler, name, 52, max_tokens=1)
+    step(scheduler)
+    assert scheduler._last_waits.keys() == {"large", "large1", "large2"}
+    assert reasons(scheduler) == {"capacity": 3}
 
 
 def test_who_finds_the_step_used_up_waits_for_the_budget() -> None:

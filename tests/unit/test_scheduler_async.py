@@ -139,3 +139,17 @@ def test_a_failed_engine_forgets_the_steps_under_way() -> None:
     assert scheduler.abort_all() == ["a"]
     assert scheduler.num_in_flight == 0
     assert plan(scheduler).finished_req_ids == ["a"]
+
+
+def test_what_both_steps_were_to_say_is_said_again() -> None:
+    scheduler = make()
+    for name in ("a", "b", "c"):
+        add(scheduler, name, 4)
+    first = plan(scheduler)
+    scheduler.abort_request("a")
+    plan(scheduler)
+    scheduler.abort_request("b")
+    plan(scheduler)
+    take(scheduler, first, TOKEN, TOKEN, TOKEN)
+    assert scheduler.abort_all() == ["c"]
+    assert plan(scheduler).finished_req_ids == ["a", "b", "c"]

@@ -9,7 +9,7 @@ import pytest
 from isthmus.scheduler.costs import PreemptionCosts
 from isthmus.scheduler.output import BlockOps, ModelRunnerOutput
 from isthmus.scheduler.request import RequestStatus
-from isthmus.scheduler.scheduler import Scheduler
+from isthmus.scheduler.scheduler import Scheduler, Step
 from unit.scheduler_steps import TOKEN, Clock, add, ids, make, run_to_the_end, scheduled, step
 
 
@@ -58,6 +58,95 @@ def test_swapped_requests_come_before_new_ones() -> None:
     assert scheduler.snapshot().waiting_by_reason == {"capacity": 1}
     scheduler.abort_request("a")
     assert scheduled(scheduler) == {"b": 1, "new": 4}
+
+
+def test_a_long_one_comes_back_in_parts_and_takes_a_slot() -> None:
+    scheduler = make(
+        num_blocks=12,
+        num_host_blocks=12,
+        caching=False,
+        preemption_mode="swap",
+        max_num_batched_tokens=8,
+        long_prefill_token_threshold=6,
+        max_num_partial_prefills=1,
+    )
+    add(scheduler, "a", 20)
+    step(scheduler)
+    scheduler._preempt(scheduler.running[0], Step(0, 0.0), None)
+    scheduler.schedule()
+    add(scheduler, "b", 20)
+    assert ids(scheduler.swapped) == []
+    assert scheduler.requests["a"].num_computed_tokens == 12
+    assert scheduler.gate.num_partial == 1
+    assert not scheduler.gate.has_slot(2)
+
+
+def test_what_comes_back_stays_within_the_steps_budget() -> None:
+    scheduler = make(
+        num_blocks=12,
+        num_host_blocks=12,
+        caching=False,
+        preemption_mode="swap",
+        max_num_batched_tokens=8,
+        max_num_seqs=2,
+    )
+    add(scheduler, "a", 20)
+    step(scheduler)
+    add(scheduler, "b", 3)
+    scheduler._preempt(scheduler.running[0], Step(0, 0.0), None)
+    output = scheduler.schedule()
+    assert output.num_scheduled_tokens == {"a": 8}
+    assert scheduler.snapshot().waiting_by_reason == {"budget": 1}
+
+
+def test_as_many_come_back_as_there_are_seats() -> None:
+    scheduler = make(num_blocks=12, num_host_blocks=12, caching=False, preemption_mode="swap", max_num_seqs=2)
+    for name in ("a", "b"):
+        add(scheduler, name, 4)
+    step(scheduler)
+    for request in tuple(scheduler.running):
+        scheduler._preempt(request, Step(0, 0.0), None)
+    scheduler.max_num_seqs = 1
+    assert scheduler.schedule().num_scheduled_tokens == {"a": 1}
+    assert ids(scheduler.swapped) == ["b"]
+
+
+def test_who_comes_back_leaves_the_reserve_alone() -> None:
+    scheduler = make(num_blocks=7, num_host_blocks=7, caching=False, preemption_mode="swap", reserved_blocks=2)
+    add(scheduler, "system", 4, is_system=True)
+    add(scheduler, "a", 13)
+    step(scheduler)
+    scheduler._preempt(scheduler.running[1], Step(0, 0.0), None)
+    scheduler.kv.pool.take(1)
+    assert scheduler.schedule().num_scheduled_tokens == {"system": 1}
+    assert ids(scheduler.swapped) == ["a"]
+
+
+def test_moves_and_preemptions_are_counted_over_all_steps() -> None:
+    scheduler = make(num_blocks=9, num_host_blocks=9, caching=False, preemption_mode="swap")
+    moved = [0, 0]
+    preempted: list[str] = []
+    requests = [add(scheduler, name, 12, max_tokens=16) for name in ("a", "b", "c")]
+    while scheduler.has_unfinished:
+        output, _ = step(scheduler)
+        preempted += output.preempted_req_ids
+        moved[0] += len(output.block_ops[0].swap_out)
+        moved[1] += len(output.block_ops[0].swap_in)
+    stats = scheduler.stats
+    assert len(preempted) > len(set(preempted))
+    assert [stats.num_swapped_out_blocks, stats.num_swapped_in_blocks] == moved
+    assert sum(request.num_preemptions for request in requests) == len(preempted) == stats.num_preemptions
+
+
+def test_decodes_that_come_back_are_no_prefill() -> None:
+    scheduler = make(num_blocks=12, num_host_blocks=12, caching=False, preemption_mode="swap")
+    for name in ("a", "b"):
+        add(scheduler, name, 4)
+    step(scheduler)
+    for request in tuple(scheduler.running):
+        scheduler._preempt(request, Step(0, 0.0), None)
+    scheduler.schedule()
+    assert (scheduler.stats.num_prefill_tokens, scheduler.stats.num_decode_tokens) == (8, 2)
 
 
 def test_nobody_comes_back_in_a_step_that_swaps_out() -> None:
@@ -116,6 +205,14 @@ def test_the_speed_of_prefill_is_kept_current() -> None:
     clock.now_s = 9.0
     scheduler.update_from_output(output, result_of(2))
     assert costs.prefill_tokens_per_s == before
+
+
+def test_the_first_speed_that_is_seen_is_believed() -> None:
+    costs = PreemptionCosts()
+    costs.saw_prefill(100, 0.0)
+    assert costs.prefill_tokens_per_s is None
+    costs.saw_prefill(100, 0.5)
+    assert costs.prefill_tokens_per_s == 200.0
 
 
 def test_a_swapped_request_can_be_aborted() -> None:
@@ -237,6 +334,12 @@ def test_a_victim_raises_the_watermark() -> None:
     scheduler = make(num_blocks=5, caching=False, storm_damping=0.25, storm_damping_steps=1000)
     two_that_collide(scheduler)
     step(scheduler)
+    assert scheduler.watermark.num_blocks == 1
+
+
+def test_in_a_small_pool_each_preemption_counts_for_a_block() -> None:
+    scheduler = make(num_blocks=10, storm_damping=0.02)
+    scheduler.watermark.preempted()
     assert scheduler.watermark.num_blocks == 1
 
 
