@@ -106,6 +106,12 @@ def kit_faults(session: nox.Session) -> None:
 
 
 @nox.session(python=False)
+def soak(session: nox.Session) -> None:
+    """A million requests through the scheduler; nothing may be left of them."""
+    session.run(".venv/bin/python", "benchmarks/soak.py", *session.posargs)
+
+
+@nox.session(python=False)
 @nox.parametrize(
     "row",
     [
