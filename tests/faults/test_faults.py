@@ -62,7 +62,7 @@ def certify(fault: str, folder: Path, *options: str) -> Run:
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     """Every fault that a test here asks for, one a core at a time."""
     functions = [item for item in request.session.items if isinstance(item, pytest.Function)]
-    names = [item.callspec.params["name"] for item in functions if "runs" in item.fixturenames]
+    names = [str(item.callspec.params["name"]) for item in functions if "runs" in item.fixturenames]
     with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), MAX_AT_ONCE)) as pool:
         yield {name: pool.submit(certify, name, tmp_path_factory.mktemp("fault")) for name in names}
         pool.shutdown(cancel_futures=True)

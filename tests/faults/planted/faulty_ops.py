@@ -66,8 +66,16 @@ def sample_of_few_tokens(logits: torch.Tensor, *arguments: Any) -> torch.Tensor:
     return sample(logits[:, : 2**17], *arguments)
 
 
-def sample_without_seeds(*arguments: Any) -> torch.Tensor:
-    return sample(*arguments[:-1], torch.randint_like(arguments[-1], 2**62))
+def sample_without_seeds(
+    logits: torch.Tensor,
+    temperature: torch.Tensor | None,
+    top_k: torch.Tensor | None,
+    top_p: torch.Tensor | None,
+    min_p: torch.Tensor | None,
+    seeds: torch.Tensor,
+) -> torch.Tensor:
+    """As if all had the same."""
+    return sample(logits, temperature, top_k, top_p, min_p, torch.full_like(seeds, 1234))
 
 
 class DropsTheBias(PlantedLinear):
