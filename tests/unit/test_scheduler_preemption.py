@@ -112,12 +112,12 @@ def test_as_many_come_back_as_there_are_seats() -> None:
 
 
 def test_who_comes_back_leaves_the_reserve_alone() -> None:
-    scheduler = make(num_blocks=7, num_host_blocks=7, caching=False, preemption_mode="swap", reserved_blocks=2)
+    scheduler = make(num_blocks=9, num_host_blocks=9, caching=False, preemption_mode="swap", reserved_blocks=4)
     add(scheduler, "system", 4, is_system=True)
     add(scheduler, "a", 13)
     step(scheduler)
     scheduler._preempt(scheduler.running[1], Step(0, 0.0), None)
-    scheduler.kv.pool.take(1)
+    scheduler.kv.pool.take(2)
     assert scheduler.schedule().num_scheduled_tokens == {"system": 1}
     assert ids(scheduler.swapped) == ["a"]
 

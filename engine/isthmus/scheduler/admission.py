@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from isthmus.config import SchedulerConfig
@@ -71,12 +72,13 @@ class AdmissionGate:
         end = self._woken_s + self._config.batching_window_ms / 1e3
         return end if now_s < end else None
 
-    def has_slot(self, num_left: int) -> bool:
-        """Whether one more prompt may be computed in parts, with `num_left` tokens to compute."""
-        if len(self._partial) >= self._config.max_num_partial_prefills:
+    def has_slot(self, num_left: int, *, leaving: Iterable[Request] = ()) -> bool:
+        """Whether one more prompt, with `num_left` tokens to compute, may come in parts once `leaving` are gone."""
+        gone = {request.request_id for request in leaving}
+        partial = [is_long for request_id, is_long in self._partial.items() if request_id not in gone]
+        if len(partial) >= self._config.max_num_partial_prefills:
             return False
-        is_long = num_left > self._long_tokens
-        return not is_long or sum(self._partial.values()) < self._config.max_long_partial_prefills
+        return num_left <= self._long_tokens or sum(partial) < self._config.max_long_partial_prefills
 
     def prefill_began(self, request: Request, num_left: int) -> None:
         """The first part of its prompt, of `num_left` tokens, is scheduled."""

@@ -262,6 +262,13 @@ class Scheduler:
     def _reserved_for_others(self, request: Request) -> int:
         return 0 if request.is_system else self.config.reserved_blocks
 
+    def _kept_for_system(self, request: Request) -> int:
+        """Of the reserve, what system requests do not hold yet: blocks to leave free for them."""
+        reserved = self._reserved_for_others(request)
+        if not reserved:
+            return 0
+        return max(reserved - sum(len(one.block_ids) for one in self.running if one.is_system), 0)
+
     def abort_request(self, request_id: str) -> bool:
         """End a request, or all beams of a group, in any state; False if there is no such id. The blocks are free at
         once.
@@ -326,14 +333,21 @@ class Scheduler:
         num_displaced = len(step.preempted)
         self._schedule_running(step)
         if len(step.preempted) == num_displaced:
-            if self.swapped and not num_displaced:
+            stronger = self._stronger_than_swapped()
+            if self.swapped and not num_displaced and not stronger:
                 self._swap_in(step)
-            if not self.swapped or num_displaced:
+            if not self.swapped or num_displaced or stronger:
                 self._admit_waiting(step)
         if self.waiting.charges:
             self.waiting.charge(zip(step.requests, step.num_scheduled.values(), strict=True))
         self._watch(step)
         return self._hand_out(step)
+
+    def _stronger_than_swapped(self) -> bool:
+        """Whether the head of the queue would drive out at once whoever was brought back."""
+        if not self.swapped or not self.waiting.preempts or not len(self.waiting):
+            return False
+        return self.waiting.outranks(self.waiting.head(1)[0], self.swapped[0])
 
     def _hand_out(self, step: Step) -> SchedulerOutput:
         finished, self._finished_req_ids = self._finished_req_ids, []
@@ -376,12 +390,13 @@ class Scheduler:
                 continue
             left = known - request.num_computed_tokens
             num_new = min(left, step.budget, chunk_limit)
-            keep_free = 0 if not reserved or request.is_system else reserved
+            keep_free = self._kept_for_system(request) if reserved else 0
             blocks = kv.allocate(request, num_new, keep_free=keep_free)
             while blocks is None:
-                victim = self.waiting.choose_victim(running)
+                victim = self.waiting.choose_victim(self._may_give_way_to(request))
                 at = running.index(victim)
                 self._preempt(victim, step, request)
+                self.watermark.preempted()
                 if at < index:
                     _, returned, _, _ = chosen.pop(at)
                     step.budget += returned
@@ -395,6 +410,12 @@ class Scheduler:
             step.budget -= num_new
             index += 1
         self._record(step, chosen)
+
+    def _may_give_way_to(self, request: Request) -> list[Request]:
+        """Blocks of a system request go back to the reserve, where they are of no use to others."""
+        if not self.config.reserved_blocks or request.is_system:
+            return self.running
+        return [one for one in self.running if not one.is_system]
 
     def _record(self, step: Step, chosen: list[tuple[Request, int, int, list[int]]]) -> None:
         """Write down what the running requests got. Only now, when no more of them can lose its place in the step,
@@ -488,7 +509,7 @@ class Scheduler:
         return before < request.num_tokens - 1 <= leader.num_computed_tokens
 
     def _keep_free(self, request: Request) -> int:
-        return self._reserved_for_others(request) + (self.watermark.num_blocks if self.running else 0)
+        return self._kept_for_system(request) + (self.watermark.num_blocks if self.running else 0)
 
     def _admit(self, request: Request, hit: PrefixHit, num_new: int, step: Step) -> None:
         if self.kv.allocate(request, num_new, hit) is None:
@@ -568,8 +589,10 @@ class Scheduler:
         once they are gone.
         """
         head = self.waiting.head(1)[0]
+        if head.num_placeholders or self.gate.holds(head, step.now_s, idle=not self.running):
+            return
         while self.running and not self._has_room(head):
-            victim = self.waiting.choose_victim(self.running)
+            victim = self.waiting.choose_victim(self._may_give_way_to(head) or self.running)
             if not self.waiting.outranks(head, victim) or not self._would_have_room(head):
                 return
             self._preempt(victim, step, head)
@@ -582,9 +605,14 @@ class Scheduler:
 
     def _would_have_room(self, head: Request) -> bool:
         """Whether `head` would fit if everything that it outranks were gone."""
-        weaker = [request for request in self.running if self.waiting.outranks(head, request)]
-        keep_free = self._reserved_for_others(head)
-        return self.kv.can_allocate(head, head.num_tokens, self.kv.lookup(head), keep_free=keep_free, leaving=weaker)
+        weaker = [request for request in self._may_give_way_to(head) if self.waiting.outranks(head, request)]
+        watermark = self.watermark.num_blocks if len(weaker) < len(self.running) else 0
+        keep_free = self._kept_for_system(head) + watermark
+        hit = self.kv.lookup(head)
+        left = head.num_tokens - hit.num_cached_tokens
+        if left > min(self.max_num_batched_tokens, self.chunk_limit) and not self.gate.has_slot(left, leaving=weaker):
+            return False
+        return self.kv.can_allocate(head, head.num_tokens, hit, keep_free=keep_free, leaving=weaker)
 
     def _preempt_at_random(self, step: Step) -> None:
         if self.running and self._random.random() < self.config.artificial_preemption_rate:
@@ -600,7 +628,6 @@ class Scheduler:
         self.gate.forget(request)
         request.num_preemptions += 1
         self.stats.num_preemptions += 1
-        self.watermark.preempted()
         moved = self.kv.swap_out(request) if self._prefers_swap(request) else None
         if moved is not None:
             self.stats.num_swap_preemptions += 1
@@ -663,7 +690,7 @@ class Scheduler:
         message = (
             f"request {stuck.request_id!r} cannot be scheduled although nothing runs: it needs "
             f"{self.kv.num_blocks_for(stuck.num_tokens)} blocks, {pool.num_free} of {pool.num_blocks} are free, "
-            f"{self._reserved_for_others(stuck)} are reserved for others"
+            f"{self._kept_for_system(stuck)} are reserved for others"
         )
         logger.error("%s", message)
         request_id = stuck.request_id
@@ -855,7 +882,7 @@ class Scheduler:
         first = Shortage(
             num_needed=kv.num_needed(request, num_tokens, hit),
             num_free=kv.pool.num_free,
-            num_reserved=self._reserved_for_others(request),
+            num_reserved=self._kept_for_system(request),
             num_watermark=self.watermark.num_blocks if self.running else 0,
         )
         others = (

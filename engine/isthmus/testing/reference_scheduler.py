@@ -298,9 +298,10 @@ class ReferenceScheduler:
         displaced = len(step.victims)
         self._continue_running(step)
         if len(step.victims) == displaced:
-            if not displaced:
+            stronger = self._stronger_than_swapped()
+            if not displaced and not stronger:
                 self._swap_in(step)
-            if displaced or not self._swapped:
+            if displaced or stronger or not self._swapped:
                 self._admit(step)
         self._charge(step)
         self._under_way.append(step)
@@ -334,7 +335,16 @@ class ReferenceScheduler:
         return self._limits.num_blocks - sum(live.num_blocks for live in self._running)
 
     def _reserve(self, live: _Live) -> int:
-        return self._limits.num_blocks - usable_blocks(live.arrival, self._limits)
+        """Blocks that it must leave for system requests: those of the reserve that they do not hold."""
+        reserved = self._limits.num_blocks - usable_blocks(live.arrival, self._limits)
+        held = sum(other.num_blocks for other in self._running if other.arrival.scheduling.is_system)
+        return max(reserved - held, 0)
+
+    def _may_give_way_to(self, live: _Live) -> list[_Live]:
+        """What system requests hold goes back to the reserve, which is of no use to others."""
+        if live.arrival.scheduling.is_system or not self._config.reserved_blocks:
+            return self._running
+        return [other for other in self._running if not other.arrival.scheduling.is_system]
 
     def _fits_whole(self, live: _Live) -> bool:
         watermark = int(self._config.watermark * self._limits.num_blocks) if self._running else 0
@@ -377,13 +387,13 @@ class ReferenceScheduler:
             return list(self._waiting)
         return sorted(self._waiting, key=self._counter if self._config.policy == "fair" else self._claim)
 
-    def _victim(self) -> _Live:
+    def _victim(self, among: list[_Live]) -> _Live:
         if self._config.policy == "fcfs":
-            return self._running[-1]
+            return among[-1]
         if self._config.policy == "fair":
-            most = max(self._counter(live)[0] for live in self._running)
-            return [live for live in self._running if self._counter(live)[0] == most][-1]
-        return max(self._running, key=self._claim)
+            most = max(self._counter(live)[0] for live in among)
+            return [live for live in among if self._counter(live)[0] == most][-1]
+        return max(among, key=self._claim)
 
     def _outranks(self, waiting: _Live, running: _Live) -> bool:
         stronger = waiting.arrival.scheduling.priority < running.arrival.scheduling.priority
@@ -417,15 +427,29 @@ class ReferenceScheduler:
 
     def _make_room_for_stronger(self, step: _Step) -> None:
         """For the first in the queue, if it cannot come in as it is, and can if all go that it outranks."""
-        if not self._waiting:
+        head = next(iter(self._in_order()), None)
+        if head is None or head.num_promised or self._is_held(head, step.now_s):
             return
-        head = self._in_order()[0]
         while self._running and not (len(self._running) < self._config.max_num_seqs and self._fits_whole(head)):
-            weaker = [live for live in self._running if self._outranks(head, live)]
-            room = self._num_free() + sum(live.num_blocks for live in weaker) - self._reserve(head)
-            if self._victim() not in weaker or room < self._limits.blocks_for(head.num_known):
+            among = self._may_give_way_to(head) or self._running
+            weaker = [live for live in self._may_give_way_to(head) if self._outranks(head, live)]
+            if self._victim(among) not in weaker or not self._would_come_in(head, weaker):
                 return
-            self._preempt(self._victim(), step)
+            self._preempt(self._victim(among), step)
+
+    def _would_come_in(self, head: _Live, weaker: list[_Live]) -> bool:
+        """Once the weaker are gone: whether it has a slot, if it needs one, and blocks."""
+        rest = [live for live in self._running if live not in weaker]
+        if head.num_left > self._most_tokens() and not self._has_slot(head, rest):
+            return False
+        watermark = int(self._config.watermark * self._limits.num_blocks) if rest else 0
+        room = self._num_free() + sum(live.num_blocks for live in weaker) - self._reserve(head) - watermark
+        return room >= self._limits.blocks_for(head.num_known)
+
+    def _stronger_than_swapped(self) -> bool:
+        """Whoever came back would be driven out again."""
+        waiting = self._in_order()
+        return bool(waiting and self._swapped) and self._outranks(waiting[0], self._swapped[0])
 
     def _continue_running(self, step: _Step) -> None:
         """Each running request in turn takes what it can; for blocks it drives others or itself out."""
@@ -437,7 +461,7 @@ class ReferenceScheduler:
                 break
             missing = self._limits.blocks_for(live.num_stored + count) - live.num_blocks
             while missing > 0 and missing + self._reserve(live) > self._num_free() and live in self._running:
-                self._preempt(self._victim(), step)
+                self._preempt(self._victim(self._may_give_way_to(live)), step)
             if live in self._running:
                 self._schedule(live, count, step)
         for live in step.batch:
@@ -471,6 +495,10 @@ class ReferenceScheduler:
         live.is_partial, live.is_long = count < live.num_left, live.num_left > self._long_tokens()
         self._schedule(live, count, step)
         self._store(live, step)
+
+    def _most_tokens(self) -> int:
+        budget = self._config.max_num_batched_tokens
+        return min(self._config.long_prefill_token_threshold or budget, budget)
 
     def _long_tokens(self) -> int:
         return self._config.long_prefill_token_threshold or self._config.max_num_batched_tokens
@@ -524,7 +552,7 @@ class ReferenceScheduler:
     def _why_not(self, live: _Live, count: int) -> str | None:
         if live.num_promised:
             return "in flight"
-        if count < live.num_left and not self._has_slot(live):
+        if count < live.num_left and not self._has_slot(live, self._running):
             return "slots"
         return None if self._fits_whole(live) else "capacity"
 
@@ -535,8 +563,8 @@ class ReferenceScheduler:
             return now_s - self._woken_s < self._config.batching_window_ms / 1e3
         return now_s - head.arrived_s < self._config.prefill_delay_factor * self._prompt_step_s
 
-    def _has_slot(self, live: _Live) -> bool:
-        partial = [other for other in self._running if other.is_partial]
+    def _has_slot(self, live: _Live, running: list[_Live]) -> bool:
+        partial = [other for other in running if other.is_partial]
         num_long = sum(other.is_long for other in partial)
         is_long = live.num_left > self._long_tokens()
         free = len(partial) < self._config.max_num_partial_prefills
