@@ -193,6 +193,7 @@ def stories(draw: st.DrawFn) -> Story:
         max_num_batched_tokens=budget,
         max_num_seqs=draw(st.integers(4, 6)),
         long_prefill_token_threshold=draw(st.sampled_from((0, 3))),
+        max_long_partial_prefills=draw(st.sampled_from((1, 4))),
         policy=draw(st.sampled_from(("fcfs", "priority", "sjf", "fair"))),
         preemption_mode=draw(st.sampled_from(("auto", "recompute", "swap"))),
         max_overtaking=draw(st.sampled_from((0, 2, 8))),
@@ -394,6 +395,7 @@ def story_of(*groups: GroupLimits, depth: int = 1, max_num_seqs: int = 8) -> Sto
         max_num_batched_tokens=16,
         max_num_seqs=max_num_seqs,
         long_prefill_token_threshold=0,
+        max_long_partial_prefills=1,
         preemption_mode="recompute",
     )
     return Story(config, is_cached=True, block_size=4, groups=groups, depth=depth, arrivals=())

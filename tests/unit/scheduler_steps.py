@@ -46,6 +46,7 @@ def make(
         "max_num_batched_tokens": 64,
         "max_num_seqs": 8,
         "long_prefill_token_threshold": 0,
+        "max_long_partial_prefills": 4,
         "storm_damping": 0,
         "max_overtaking": 0,
         "priority_hysteresis_s": 0,
