@@ -11,6 +11,7 @@ class SchedulerStats:
 
     Prefix statistics count tokens, once for each first admission that may read the cache. num_preempted_tokens: tokens
     whose KV was thrown away and must be computed again. queue_time_s: summed from arrival to first admission.
+    num_refused: attempts to queue a request that found the queue full; whoever tries again counts again.
     """
 
     num_steps: int = 0
