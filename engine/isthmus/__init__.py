@@ -9,7 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from isthmus.async_llm import AsyncLLM
     from isthmus.config import EngineConfig
+    from isthmus.engine.request_stream import OutputKind
     from isthmus.llm import LLM
     from isthmus.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput
     from isthmus.sampling_params import BeamSearchParams, SamplingParams
@@ -19,11 +21,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "BeamSearchParams",
     "CompletionOutput",
     "EngineConfig",
     "FinishReason",
     "Logprob",
+    "OutputKind",
     "RequestOutput",
     "SamplingParams",
     "SchedulingParams",
@@ -32,22 +36,32 @@ __all__ = [
 
 _HOME = {
     "LLM": "isthmus.llm",
+    "AsyncLLM": "isthmus.async_llm",
     "BeamSearchParams": "isthmus.sampling_params",
     "CompletionOutput": "isthmus.outputs",
     "EngineConfig": "isthmus.config",
     "FinishReason": "isthmus.outputs",
     "Logprob": "isthmus.outputs",
+    "OutputKind": "isthmus.engine.request_stream",
     "RequestOutput": "isthmus.outputs",
     "SamplingParams": "isthmus.sampling_params",
     "SchedulingParams": "isthmus.scheduling_params",
 }
 
 
+_OF_SERVER_EXTRA = frozenset({"msgspec", "zmq"})
+
+
 def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'isthmus' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(importlib.import_module(home), name)
+    try:
+        return getattr(importlib.import_module(home), name)
+    except ModuleNotFoundError as error:
+        if error.name not in _OF_SERVER_EXTRA:
+            raise
+        raise ImportError(f"isthmus.{name} needs {error.name}; install isthmus[server]") from error
 
 
 def __dir__() -> list[str]:

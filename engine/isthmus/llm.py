@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from jinja2 import TemplateError
 
-from isthmus.config import EngineConfig, from_kwargs
+from isthmus.config import EngineConfig
 from isthmus.engine.client import InprocClient
 from isthmus.engine.frontend import CheckedPrompt, Frontend
+from isthmus.engine.given_config import given_config
 from isthmus.engine.input_processor import InputProcessor, ModelLimits, Prompt, eos_token_ids
 from isthmus.engine.output_processor import OutputProcessor
 from isthmus.engine.progress import Progress
 from isthmus.engine.setup import EngineSetup, make_core, prepare
-from isthmus.errors import ConfigError, EngineDeadError, InvalidPromptError, QueueFullError, RequestError
+from isthmus.errors import EngineDeadError, InvalidPromptError, QueueFullError, RequestError
 from isthmus.outputs import RequestOutput
 from isthmus.sampling_params import BeamSearchParams, SamplingParams
 from isthmus.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
@@ -44,7 +45,7 @@ class LLM:
     """
 
     def __init__(self, model: str | EngineConfig, *, plugins: PluginManager | None = None, **settings: Any) -> None:
-        config = _config(model, settings)
+        config = given_config(model, settings)
         self._setup = prepare(config, plugins)
         core = make_core(self._setup)
         checkpoint = self._setup.checkpoint
@@ -272,15 +273,6 @@ class LLM:
                     raise
                 return
             checked.popleft()
-
-
-def _config(model: str | EngineConfig, settings: Mapping[str, Any]) -> EngineConfig:
-    if not isinstance(model, EngineConfig):
-        return from_kwargs(str(model), **settings)
-    if settings:
-        given = ", ".join(sorted(settings))
-        raise ConfigError([f"{given}: given beside a whole EngineConfig; put it into that, with with_values()"])
-    return model
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:

@@ -7,8 +7,10 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 from isthmus.config import EngineConfig, with_values
+from isthmus.engine.blame import Blame, StepFailed
 from isthmus.errors import EngineDeadError
 from isthmus.executor.base import Executor
 from isthmus.metrics.recorder import open_recorder
@@ -28,7 +30,8 @@ class EngineCore:
     """One scheduler over one executor.
 
     config: resolved; `self.config` is what holds once the pool is sized.  may_lower_max_model_len: nobody asked for the
-    model's length, so it gives way to what the KV pool holds, and any accepted request can end.
+    model's length, so it gives way to what the KV pool holds, and any accepted request can end.  isolate_faults: a
+    request that makes a step fail ends alone.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class EngineCore:
         *,
         policy: SchedulingPolicy | None = None,
         may_lower_max_model_len: bool = False,
+        isolate_faults: bool = False,
     ) -> None:
         self._executor = executor
         self._recorder = open_recorder(config.observability)
@@ -64,6 +68,7 @@ class EngineCore:
         self.config = config
         self._depth = STEPS_UNDER_WAY if config.scheduler.async_scheduling else 1
         self._under_way: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
+        self._blame = Blame(self.scheduler, self._advance, self._give_up_steps) if isolate_faults else None
 
     def check_request(self, request: Request) -> None:
         """Raises RequestError for a request that could never run, or never wait. Nothing is queued."""
@@ -87,28 +92,54 @@ class EngineCore:
     def has_unfinished(self) -> bool:
         return self.scheduler.has_unfinished
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether a step would have nothing to do."""
+        return not self._under_way and not self.scheduler.has_unfinished
+
+    @property
+    def held_for_s(self) -> float:
+        """How long the next step would wait for company of its first request; 0 if it would not."""
+        until_s = None if self._under_way else self.scheduler.held_until_s
+        return 0.0 if until_s is None else max(until_s - time.monotonic(), 0.0)
+
     def step(self) -> list[RequestDelta]:
         """One step, or nothing if there is nothing to do. With asynchronous scheduling, the next one is handed to the
         executor before the result of the oldest is taken.
 
         If a step fails, every live request is dropped, the prefix cache is forgotten (blocks may have been promised
         that were never filled), and EngineDeadError is raised from the cause. An interrupt does the same, as itself.
+        With `isolate_faults`, that is so only if no request can be blamed for the failure.
         """
-        self._wait_while_held()
+        deltas: list[RequestDelta] = []
         try:
-            self._fill()
-            deltas = self._take_oldest()
-            while self._under_way and not self.scheduler.has_unfinished:
-                deltas += self._take_oldest()
+            try:
+                self._advance(deltas)
+            except StepFailed as failed:
+                if self._blame is None:
+                    raise
+                self._executor.check_health()
+                self._blame.find(failed, deltas)
         except BaseException as error:
             self._drop_everything(error)
             raise
         return deltas
 
+    def _advance(self, deltas: list[RequestDelta]) -> None:
+        """A step's deltas are appended to `deltas` as soon as they are known. Raises StepFailed."""
+        self._wait_while_held()
+        self._fill()
+        deltas += self._take_oldest()
+        while self._under_way and not self.scheduler.has_unfinished:
+            deltas += self._take_oldest()
+
     def _take_oldest(self) -> list[RequestDelta]:
         """Wait for the oldest step under way. It stays the oldest until its result is here."""
         output, future = self._under_way[0]
-        result = future.result()
+        try:
+            result = future.result()
+        except Exception as error:
+            raise StepFailed(error, output.num_scheduled_tokens) from error
         self._under_way.popleft()
         return self.scheduler.update_from_output(output, result)
 
@@ -116,26 +147,38 @@ class EngineCore:
         """Hand out steps until as many as may be are under way; more than one only while there is work for them."""
         while len(self._under_way) < self._depth:
             output = self.scheduler.schedule()
-            self._under_way.append((output, self._executor.execute_model(output)))
+            try:
+                self._under_way.append((output, self._executor.execute_model(output)))
+            except Exception as error:
+                raise StepFailed(error, output.num_scheduled_tokens) from error
             if not output.total_num_scheduled_tokens:
                 return
 
-    def _drop_everything(self, error: BaseException) -> None:
-        """Raises EngineDeadError, unless `error` is no Exception."""
+    def _give_up_steps(self) -> None:
+        """Forget what is under way, whether or not it will run."""
         for _, future in self._under_way:
             future.cancel()
         self._under_way.clear()
+
+    def _drop_everything(self, error: BaseException) -> None:
+        """Raises EngineDeadError, unless `error` is one already or no Exception."""
+        self._give_up_steps()
         lost = self.scheduler.abort_all()
-        if isinstance(error, Exception):
+        cause = error.error if isinstance(error, StepFailed) else error
+        if isinstance(cause, Exception) and not isinstance(error, EngineDeadError):
             raise EngineDeadError(
-                f"a step failed and took {len(lost)} requests with it: {type(error).__name__}: {error}"
-            ) from error
+                f"a step failed and took {len(lost)} requests with it: {type(cause).__name__}: {cause}"
+            ) from cause
 
     def _wait_while_held(self) -> None:
         """An idle engine that waits for company of its first request must not spin."""
-        until_s = self.scheduler.held_until_s
-        if until_s is not None and not self._under_way:
-            time.sleep(max(until_s - time.monotonic(), 0.0))
+        held_for_s = self.held_for_s
+        if held_for_s:
+            time.sleep(held_for_s)
+
+    def rpc(self, method: str) -> list[Any]:
+        """Call a method of every worker; one result a rank."""
+        return self._executor.rpc(method)
 
     def shutdown(self) -> None:
         """Stop the workers."""

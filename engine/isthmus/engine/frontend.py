@@ -88,13 +88,17 @@ class Frontend:
         try:
             done = self.outputs.process(self.client.get_output())
         except BaseException:
-            self.client.abort_requests(self.outputs.abort_all())
-            self._groups.clear()
-            self._group_of.clear()
+            self.client.abort_requests(self.drop_all())
             raise
         if done.to_abort:
             self.client.abort_requests(done.to_abort)
         return self._merged(done.outputs) if self._groups else done.outputs
+
+    def drop_all(self) -> list[str]:
+        """Forget every request, without outputs; the ids that the core knows them by."""
+        self._groups.clear()
+        self._group_of.clear()
+        return self.outputs.abort_all()
 
     def is_live(self, request_id: str) -> bool:
         """Whether the request's last output is still to come."""

@@ -18,7 +18,7 @@ from isthmus.plugins.policy import PolicyRegistry
 from isthmus.worker.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from transformers import PreTrainedTokenizerBase
 
@@ -76,11 +76,13 @@ def _proposals(platform: Platform, config: EngineConfig) -> Mapping[str, object]
     return {"scheduler.async_scheduling": platform.is_asynchronous, **platform.config_defaults(config)}
 
 
-def make_core(setup: EngineSetup) -> EngineCore:
-    """Start an engine core with its worker in this process."""
+def make_core(
+    setup: EngineSetup, *, isolate_faults: bool = False, on_stage: Callable[[str], None] | None = None
+) -> EngineCore:
+    """Start an engine core with its worker in this process. on_stage: is told what the worker is about to do."""
 
     def make_worker(config: EngineConfig) -> Worker:
-        return Worker(config, setup.selection.platform, setup.plugins, setup.checkpoint, setup.spec)
+        return Worker(config, setup.selection.platform, setup.plugins, setup.checkpoint, setup.spec, on_stage)
 
     policies = PolicyRegistry()
     setup.plugins.register_policies(policies)
@@ -91,4 +93,5 @@ def make_core(setup: EngineSetup) -> EngineCore:
         executor(make_worker),
         policy=policies.make(setup.config.scheduler),
         may_lower_max_model_len=not asked,
+        isolate_faults=isolate_faults,
     )

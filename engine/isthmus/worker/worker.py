@@ -52,13 +52,20 @@ class Worker:
     """Rank 0 of one. `start()` once, then `execute_model()` a step."""
 
     def __init__(
-        self, config: EngineConfig, platform: Platform, plugins: PluginManager, checkpoint: Checkpoint, spec: ModelSpec
+        self,
+        config: EngineConfig,
+        platform: Platform,
+        plugins: PluginManager,
+        checkpoint: Checkpoint,
+        spec: ModelSpec,
+        on_stage: Callable[[str], None] | None = None,
     ) -> None:
         self._config = config
         self._platform = platform
         self._plugins = plugins
         self._checkpoint = checkpoint
         self._spec = spec
+        self._on_stage = on_stage or (lambda stage: None)
         self._runner: ModelRunner | None = None
         self._prefill_tokens_per_s: float | None = None
         self.ledger: MemoryLedger | None = None
@@ -82,6 +89,7 @@ class Worker:
             block_size=config.cache.block_size,
             linear=self._linear_factory(registry),
         )
+        self._on_stage("loading weights")
         before = platform.memory_stats(device, reset_peak=True).allocated
         model = self._load(env, device)
         weights = platform.memory_stats(device).allocated - before
@@ -92,6 +100,7 @@ class Worker:
             config.model.max_model_len,
             config.cache.block_size,
         )
+        self._on_stage("warming up")
         graph = platform.graph_backend(config, device)
         blocks = BlockGroups(groups, config.model.max_model_len)
         self._runner = ModelRunner(model, groups, blocks, ops, platform, graph, device, limits, self._spec.vocab_size)
@@ -228,6 +237,12 @@ class Worker:
         if self._runner is None:
             raise RuntimeError("the worker is not started, or shut down")
         return self._runner
+
+    def memory_ledger(self) -> MemoryLedger:
+        """Where the memory went at start."""
+        if self.ledger is None:
+            raise RuntimeError("the worker is not started")
+        return self.ledger
 
     def execute_model(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """One step."""

@@ -1,0 +1,43 @@
+"""What an engine tells of itself: once when it is ready, and whenever it is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from isthmus.config import EngineConfig
+from isthmus.scheduler.stats import SchedulerSnapshot, SchedulerStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """Facts that do not change while it runs. num_blocks: usable blocks, one entry a block group. Memory in bytes, as
+    measured at start: weights and activations (0 = not measured), and what the KV pool was given.
+    """
+
+    platform: str
+    device: str
+    vocab_size: int
+    num_blocks: list[int]
+    block_size: int
+    weights_bytes: int
+    activations_bytes: int
+    kv_pool_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A ready engine: its resolved configuration and its facts."""
+
+    config: EngineConfig
+    info: EngineInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """A moment between two steps. num_used_blocks: those that requests hold, one entry a block group."""
+
+    scheduler: SchedulerStats
+    snapshot: SchedulerSnapshot
+    num_used_blocks: list[int]
+    num_blocks: list[int]
+    is_paused: bool
