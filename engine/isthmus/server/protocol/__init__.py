@@ -1,0 +1,1 @@
+"""The bodies of requests and answers: OpenAI's forms, with the fields that vLLM adds."""
