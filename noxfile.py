@@ -17,6 +17,7 @@ import nox
 nox.options.sessions = ("lint", "tests")
 
 KIT = ("-c", "constraints/cpu.txt", ".[conformance]")
+TRITON = ("-c", "constraints/cpu.txt", ".[cuda,rocm,dev]")
 REPORTS = Path("reports")
 SUPPORT = Path("docs", "support")
 FROM_SOURCE = {"PYTHONPATH": "engine"}
@@ -44,14 +45,16 @@ NO_CUDA = {"CUDA_VISIBLE_DEVICES": ""}
 NO_ROCM = {"ROCR_VISIBLE_DEVICES": ""}
 NO_XPU = {"ZE_AFFINITY_MASK": ""}
 NO_TPU = {"PJRT_DEVICE": "CPU"}
+INTERPRET = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+"""The interpreter has one thread, and tensors are too small for more."""
 
 HOSTED = (
     Row("cpu", "cpu", "hardware", "full"),
     Row("null", "null", "stand-in", "boots"),
     Row("toy", "toy", "stand-in", "correct", (*KIT, "./examples/isthmus_toy")),
-    Row("cuda-interpret", "cuda", "interpreter", "none", environ=NO_CUDA),
+    Row("cuda-interpret", "cuda_interpret", "interpreter", "correct", TRITON, INTERPRET),
     Row("cuda-aot", "cuda", "aot", "none", environ=NO_CUDA),
-    Row("rocm-interpret", "rocm", "interpreter", "none", environ=NO_ROCM),
+    Row("rocm-interpret", "rocm_interpret", "interpreter", "correct", TRITON, INTERPRET),
     Row("rocm-aot", "rocm", "aot", "none", environ=NO_ROCM),
     Row("xpu-cpu", "xpu", "host", "none", environ=NO_XPU),
     Row("tpu-cpu", "tpu", "host", "none", environ=NO_TPU),
@@ -103,6 +106,13 @@ def packaging(session: nox.Session) -> None:
 def kit_faults(session: nox.Session) -> None:
     """The kit on platforms with one planted fault each: every one must be found, in the right area."""
     session.run("make", "test", "TESTS=tests/faults")
+
+
+@nox.session(python=False, name="triton-tests")
+def triton_tests(session: nox.Session) -> None:
+    """The tests of the Triton kernels, interpreted. With TRITON_DEBUG=1 also of what a device does in silence."""
+    python = environment(session, TRITON) / "python"
+    session.run(str(python), "-m", "pytest", "tests/triton", *session.posargs, env=INTERPRET)
 
 
 @nox.session(python=False)

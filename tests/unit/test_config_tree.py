@@ -82,6 +82,7 @@ def test_defaults_are_those_of_the_design():
         "scheduler.max_num_seqs",
         "device.device",
         "device.num_threads",
+        "compile.mode",
         "kernels.attention",
         "kernels.linear",
     }

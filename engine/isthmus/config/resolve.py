@@ -44,9 +44,13 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlatformFacts:
-    """What the selected platform says: its compute dtypes, the preferred one first, and its `config_defaults`."""
+    """What the selected platform says: its compute dtypes, the preferred one first, and its `config_defaults`.
+
+    device: the device that has these dtypes, "Tesla T4 (sm_75)".
+    """
 
     name: str
+    device: str
     dtypes: tuple[str, ...]
     proposals: Mapping[str, object] = field(default_factory=dict)
 
@@ -173,7 +177,8 @@ def _dtype(model: ModelFacts, platform: PlatformFacts) -> _Fill:
     return _Fill(
         preferred,
         "platform",
-        f"the checkpoint is {model.dtype}, which platform {platform.name} does not compute in; it prefers {preferred}",
+        f"the checkpoint is {model.dtype}, which platform {platform.name} does not compute in on {platform.device}; "
+        f"it prefers {preferred}",
     )
 
 
@@ -198,7 +203,8 @@ def _explicit_problems(explicit: Mapping[str, Any], model: ModelFacts, platform:
     for path in ("model.dtype", "cache.kv_cache_dtype"):
         if explicit[path] is not AUTO and explicit[path] not in platform.dtypes:
             has = ", ".join(platform.dtypes)
-            problems.append((path, f"platform {platform.name} has {has}; use one of them or auto"))
+            where = f"platform {platform.name} has {has} on {platform.device}"
+            problems.append((path, f"{where}; use one of them or auto"))
     longest = explicit["model.max_model_len"]
     if longest is not AUTO and longest > model.max_position_embeddings:
         limit = model.max_position_embeddings

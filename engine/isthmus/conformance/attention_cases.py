@@ -228,6 +228,8 @@ SOME_VARIANTS = ("base", "block8", "block32-dim80-window40", "window20-softcap",
 LONG_VARIANTS = ("base", "smollm2", "softcap", "window1000")
 THIN_VARIANTS = ("base", "window24", "window20-softcap", "smollm2")
 """All that a second half precision is asked: it runs the code of the first with other rounding."""
+THIN_PAIRS = frozenset({("window1000", "long"), ("gemma3", "padded-decode"), ("gemma3", "padded-mixed")})
+"""(variant, scenario) beside the base's that `thinned` keeps: other sequences are shorter than this window; windows."""
 
 Case = tuple[str, torch.dtype, str]
 """(variant, dtype, scenario)"""
@@ -257,6 +259,24 @@ def block_cases(dtypes: Sequence[torch.dtype]) -> Iterator[tuple[str, torch.dtyp
     """(variant, dtype): sizes of a block, none with a window, so that one query reads all of its blocks."""
     for variant in ("base", "mqa", "smollm2", "dim80", "dim256", "block8", "block128"):
         yield from ((variant, dtype) for dtype in dtypes)
+
+
+def thinned(cases: Iterator[Case], preferred: torch.dtype) -> Iterator[Case]:
+    """Each variant, dtype and scenario of `cases` at least once, for platforms on which all of them take too long.
+
+    In the preferred dtype, for which kernels are tuned: every variant in the two scenarios that between them have
+    prompts, chunks and decodes, in one batch and apart, and everything else that is asked of the base variant. In the
+    other dtypes, what a second half precision is asked, in one scenario.
+    """
+    for variant, dtype, scenario in cases:
+        if dtype != preferred:
+            kept = variant in THIN_VARIANTS and scenario == "mixed"
+        elif variant == "base":
+            kept = True
+        else:
+            kept = scenario in ("decode", "mixed") or (variant, scenario) in THIN_PAIRS
+        if kept:
+            yield variant, dtype, scenario
 
 
 def _variants(dtypes: Sequence[torch.dtype]) -> Iterator[tuple[str, torch.dtype]]:

@@ -17,6 +17,7 @@ from isthmus.conformance.areas import AREA_NAMES, AREAS
 from isthmus.conformance.faults import describe
 from isthmus.conformance.report import (
     FAILED,
+    INTERPRETER,
     RUNNING_SUFFIX,
     SKIPPED,
     Case,
@@ -296,3 +297,10 @@ def target_of(config: pytest.Config) -> Target:
     found = config.stash[KIT].target
     assert found is not None
     return found
+
+
+def is_thin(config: pytest.Config) -> bool:
+    """Whether the kernels are interpreted, which is some thousand times slower: then the larger matrices ask each
+    feature, dtype and edge once, not each with every other. For `pytest_generate_tests`.
+    """
+    return bool(config.getoption("--isthmus-execution") == INTERPRETER)

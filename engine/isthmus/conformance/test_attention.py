@@ -20,10 +20,11 @@ from isthmus.conformance.attention_cases import (
     padded_cases,
     replay_cases,
     textbook_cases,
+    thinned,
 )
 from isthmus.conformance.attention_harness import PagedCache, Play, Row, skip_unsupported
 from isthmus.conformance.compare import assert_equal, name_of
-from isthmus.conformance.plugin import target_of
+from isthmus.conformance.plugin import is_thin, target_of
 from isthmus.conformance.target import Target
 from isthmus.platforms import AttentionBackend, AttentionSpec, BatchShape, GraphSupport
 
@@ -39,6 +40,10 @@ MATRICES: Mapping[str, Callable[[Sequence[torch.dtype]], Iterator[Case]]] = Mapp
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     target = target_of(metafunc.config)
+    cases = MATRICES[metafunc.function.__name__](target.dtypes)
+    if is_thin(metafunc.config):
+        cases = thinned(cases, target.dtypes[0])
+    asked = tuple(cases)
     parameters = [
         pytest.param(
             backend,
@@ -47,7 +52,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             id=f"{name}-{name_of(dtype)}-{variant}-{scenario}",
         )
         for name, backend in target.attention_backends.items()
-        for variant, dtype, scenario in MATRICES[metafunc.function.__name__](target.dtypes)
+        for variant, dtype, scenario in asked
     ]
     metafunc.parametrize(("backend", "spec", "scenario"), parameters)
 

@@ -59,7 +59,12 @@ def prepare(config: EngineConfig, plugins: PluginManager | None = None) -> Engin
             num_layers=spec.num_layers,
             checkpoint_format=checkpoint.format,
         ),
-        PlatformFacts(name=selection.name, dtypes=info.dtypes, proposals=selection.platform.config_defaults(config)),
+        PlatformFacts(
+            name=selection.name,
+            device=f"{info.name} ({info.arch})",
+            dtypes=info.dtypes,
+            proposals=selection.platform.config_defaults(config),
+        ),
     )
     spec = replace(spec, max_model_len=resolved.config.model.max_model_len)
     return EngineSetup(resolved, selection, plugins, checkpoint, spec)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch
 
 from isthmus.checkpoints.base import Checkpoint
 from isthmus.config import EngineConfig
+from isthmus.config.compile import GRAPH
 from isthmus.config.load import DUMMY
 from isthmus.errors import ConfigError
 from isthmus.layers.env import AttentionGroups, ModelEnv
@@ -20,7 +22,16 @@ from isthmus.models.registry import ModelRegistry
 from isthmus.models.spec import ModelSpec
 from isthmus.ops.native import register_native
 from isthmus.ops.registry import KernelRegistry
-from isthmus.platforms import AttentionBackend, AttentionSpec, LinearBackend, LinearSpec, Platform
+from isthmus.platforms import (
+    AttentionBackend,
+    AttentionSpec,
+    BatchShape,
+    EagerBackend,
+    GraphBackend,
+    LinearBackend,
+    LinearSpec,
+    Platform,
+)
 from isthmus.plugins.manager import PluginManager
 from isthmus.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from isthmus.worker.kv_cache import bytes_per_block
@@ -35,6 +46,7 @@ class MemoryLedger:
 
     weights: int
     activations: int
+    graphs: int
     kv_pool: int
     num_blocks: int
     available: int
@@ -83,10 +95,12 @@ class Worker:
             config.model.max_model_len,
             config.cache.block_size,
         )
-        graph = platform.graph_backend(config, device)
+        graph = self._graph_backend(device)
+        shapes = graph.warmup_shapes()
         self._runner = ModelRunner(model, groups, ops, platform, graph, device, limits, self._spec.vocab_size)
-        self.ledger = self._size_pool(self._runner, groups, device, max(weights, 0))
+        self.ledger = self._size_pool(self._runner, groups, shapes, device, max(weights, 0))
         self._runner.allocate(self.ledger.num_blocks)
+        self._runner.warm_up(shapes)
         return self.ledger.num_blocks
 
     def _load(self, env: ModelEnv, device: torch.device) -> CausalLM:
@@ -128,24 +142,40 @@ class Worker:
 
         return make
 
+    def _graph_backend(self, device: torch.device) -> GraphBackend:
+        graph = self._platform.graph_backend(self._config, device)
+        if self._config.compile.mode == GRAPH and isinstance(graph, EagerBackend):
+            raise ConfigError(
+                [f"compile.mode={GRAPH!r}: platform {self._platform.name} captures no steps; use 'eager' or auto"]
+            )
+        return graph
+
     def _order(self, kind: str) -> Sequence[str]:
         """The platform's provider names for `kind`, best first."""
         priority = self._platform.kernel_priority()
         return priority.get(kind, priority.get("*", ()))
 
     def _size_pool(
-        self, runner: ModelRunner, groups: AttentionGroups, device: torch.device, weights: int
+        self,
+        runner: ModelRunner,
+        groups: AttentionGroups,
+        shapes: Sequence[BatchShape],
+        device: torch.device,
+        weights: int,
     ) -> MemoryLedger:
-        """Blocks that the config names, or else those that fit: a fraction of what is free after weights and the
-        measured activations, under the cap, and never more than all running requests at full length could use.
+        """Blocks that the config names, or else those that fit: a fraction of what is free after weights, the
+        measured activations and the steps that will be captured, under the cap, and never more than all running
+        requests at full length could use.
         """
         config = self._config
         block_bytes = bytes_per_block(groups)
         if config.cache.num_blocks is not None:
             blocks = config.cache.num_blocks
-            return MemoryLedger(weights, 0, blocks * block_bytes, blocks, blocks * block_bytes)
+            return MemoryLedger(weights, 0, 0, blocks * block_bytes, blocks, blocks * block_bytes)
         activations = self._measure_activations(runner, device)
         free = self._platform.memory_stats(device).free - activations
+        graphs = self._measure_graphs(runner, shapes, device)
+        free -= graphs
         budget = int(max(free, 0) * config.cache.memory_fraction)
         if config.cache.memory_cap_bytes is not None:
             budget = min(budget, config.cache.memory_cap_bytes)
@@ -159,11 +189,12 @@ class Worker:
                     "the fraction or cache.memory_cap_bytes"
                 ]
             )
-        ledger = MemoryLedger(weights, activations, blocks * block_bytes, blocks, free)
+        ledger = MemoryLedger(weights, activations, graphs, blocks * block_bytes, blocks, free)
         logger.info(
-            "memory: weights %.0f MB, activations %.0f MB, KV pool %.0f MB = %d blocks of %d tokens",
+            "memory: weights %.0f MB, activations %.0f MB, graphs %.0f MB, KV pool %.0f MB = %d blocks of %d tokens",
             weights / 1e6,
             activations / 1e6,
+            graphs / 1e6,
             ledger.kv_pool / 1e6,
             blocks,
             config.cache.block_size,
@@ -182,6 +213,21 @@ class Worker:
         platform.release_cached_memory(device)
         scale = max(config.scheduler.max_num_batched_tokens / tokens, config.scheduler.max_num_seqs / logits)
         return int(max(peak - before, 0) * scale)
+
+    def _measure_graphs(self, runner: ModelRunner, shapes: Sequence[BatchShape], device: torch.device) -> int:
+        """Bytes that captured steps will keep: what the first takes, and for each further one what the second adds.
+
+        Captured on a scratch pool; they are captured again once the caches are where they stay.
+        """
+        if not shapes:
+            return 0
+        runner.allocate(1)
+        free = [self._platform.memory_stats(device).free]
+        for shape in shapes[:2]:
+            runner.warm_up([shape])
+            free.append(self._platform.memory_stats(device).free)
+        taken = [max(before - after, 0) for before, after in itertools.pairwise(free)]
+        return taken[0] + taken[-1] * (len(shapes) - 1)
 
     @property
     def runner(self) -> ModelRunner:

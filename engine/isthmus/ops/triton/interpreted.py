@@ -1,0 +1,62 @@
+"""A platform without hardware: the Triton kernels as one architecture would be given them, interpreted on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import torch
+
+from isthmus.ops.triton import interpreter
+from isthmus.platforms import DeviceInfo, MemoryStats, Platform
+from isthmus.platforms.host_memory import host_memory_stats, read_memory
+
+if TYPE_CHECKING:
+    from isthmus.config import EngineConfig
+
+
+class InterpretedPlatform(Platform):
+    """For tests: right where the kernels are, and some thousand times slower."""
+
+    device_type = "cpu"
+    profile_tokens = 16
+    unclaimed = MappingProxyType(
+        {
+            "comm": "its collectives are the host's",
+            "engine": "takes many minutes; tests/triton has chunking, preemption and prefix hits on three models",
+            "determinism": "an interpreter's programs run in order, so that they repeat says nothing about a device",
+            "speed": "an interpreter's speed says nothing about a device's",
+        }
+    )
+
+    def __init__(self, name: str, arch: str) -> None:
+        """Raises KernelError if kernels are compiled in this process."""
+        interpreter.install()
+        self.name = name
+        self._arch = arch
+
+    def device_info(self, index: int = 0) -> DeviceInfo:
+        """Every rank has the host."""
+        dtypes = ("bfloat16", "float16", "float32")
+        return DeviceInfo(f"Triton's interpreter as {self._arch}", self._arch, read_memory().total, dtypes)
+
+    def init_device(self, local_rank: int) -> torch.device:
+        return torch.device(self.device_type)
+
+    def memory_stats(self, device: torch.device, *, reset_peak: bool = False) -> MemoryStats:
+        """Of the whole process, see `host_memory_stats`."""
+        return host_memory_stats(reset_peak=reset_peak)
+
+    def config_defaults(self, config: EngineConfig) -> Mapping[str, object]:
+        """Small: a step's cost is its number of tokens."""
+        return {
+            "cache.block_size": 16,
+            "cache.memory_fraction": 0.1,
+            "cache.memory_cap_bytes": 64 * 2**20,
+            "scheduler.max_num_batched_tokens": 64,
+            "scheduler.max_num_seqs": 8,
+        }
+
+    def kernel_priority(self) -> Mapping[str, Sequence[str]]:
+        return {"attention": ("triton",), "*": ("triton",)}
