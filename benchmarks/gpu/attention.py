@@ -94,6 +94,8 @@ class Layers:
         wanted = max(LONG_ENOUGH_S / work.seconds(ceilings), PAST_ANY_CACHE / layout.nbytes if work.bytes else 1)
         room = int(MEMORY_SHARE * target.platform.memory_stats(target.device).free) // layout.nbytes
         self.num_layers = min(math.ceil(wanted), room, MAX_LAYERS)
+        if self.num_layers < 1:
+            raise MemoryError(f"the caches of one layer take {layout.nbytes} bytes, more than there is room for")
         self._caches = [
             tuple(random(tensor.shape, tensor.dtype, target.device) for tensor in layout.tensors)
             for _ in range(self.num_layers)
