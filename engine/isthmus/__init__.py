@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     from isthmus.config import EngineConfig
     from isthmus.llm import LLM
     from isthmus.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput
-    from isthmus.sampling_params import SamplingParams
+    from isthmus.sampling_params import BeamSearchParams, SamplingParams
 
 __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "BeamSearchParams",
     "CompletionOutput",
     "EngineConfig",
     "FinishReason",
@@ -29,6 +30,7 @@ __all__ = [
 
 _HOME = {
     "LLM": "isthmus.llm",
+    "BeamSearchParams": "isthmus.sampling_params",
     "CompletionOutput": "isthmus.outputs",
     "EngineConfig": "isthmus.config",
     "FinishReason": "isthmus.outputs",

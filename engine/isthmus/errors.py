@@ -16,6 +16,7 @@
     │   ├── InvalidParamsError               a SamplingParams field, or a contradiction between fields
     │   ├── InvalidPromptError               empty, too long, or ids outside the vocabulary
     │   ├── DuplicateRequestError            the id is already live
+    │   ├── QueueFullError                   too many requests wait; carries when to try again
     │   └── NeverFitsError                   needs more KV blocks than the whole pool has
     └── EngineDeadError(RuntimeError)        the engine can no longer run; restart it
 
@@ -117,6 +118,21 @@ class NeverFitsError(RequestError):
 
 def _never_fits(message: str, needed_blocks: int, available_blocks: int) -> NeverFitsError:
     return NeverFitsError(message, needed_blocks=needed_blocks, available_blocks=available_blocks)
+
+
+class QueueFullError(RequestError):
+    """The waiting queue has no room; `retry_after_s` is when it is likely to have some."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+    def __reduce__(self):  # type: ignore[no-untyped-def]
+        return (_queue_full, (self.args[0], self.retry_after_s))
+
+
+def _queue_full(message: str, retry_after_s: float) -> QueueFullError:
+    return QueueFullError(message, retry_after_s=retry_after_s)
 
 
 class EngineDeadError(IsthmusError, RuntimeError):

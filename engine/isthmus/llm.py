@@ -5,30 +5,32 @@ from __future__ import annotations
 import itertools
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from jinja2 import TemplateError
 
 from isthmus.config import EngineConfig, from_kwargs
 from isthmus.engine.client import InprocClient
-from isthmus.engine.frontend import Frontend
+from isthmus.engine.frontend import CheckedPrompt, Frontend
 from isthmus.engine.input_processor import InputProcessor, ModelLimits, Prompt, eos_token_ids
 from isthmus.engine.output_processor import OutputProcessor
 from isthmus.engine.progress import Progress
 from isthmus.engine.setup import EngineSetup, make_core, prepare
-from isthmus.errors import ConfigError, EngineDeadError, InvalidPromptError, RequestError
+from isthmus.errors import ConfigError, EngineDeadError, InvalidPromptError, QueueFullError, RequestError
 from isthmus.outputs import RequestOutput
-from isthmus.sampling_params import SamplingParams
-from isthmus.scheduler.request import Request
+from isthmus.sampling_params import BeamSearchParams, SamplingParams
+from isthmus.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from isthmus.plugins.manager import PluginManager
 
+P = TypeVar("P", SamplingParams, BeamSearchParams, SchedulingParams)
 Message = Mapping[str, Any]
 """{"role": ..., "content": ...}"""
 
@@ -81,15 +83,18 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        scheduling_params: SchedulingParams | Sequence[SchedulingParams] | None = None,
         progress: bool = True,
     ) -> list[RequestOutput]:
         """Complete one prompt or a list; outputs come in the order of the prompts.
+
+        A list may be longer than the engine's queue: the rest follows as there is room.
 
         A prompt is text, a list of token ids, or a mapping (see `Prompt`). Every prompt is checked before any runs: a
         bad one raises RequestError with its index and nothing is generated. Ctrl-C ends the call between two steps and
         leaves the engine usable.
         """
-        return self._run(_as_list(prompts), sampling_params, progress=progress)
+        return self._run(_as_list(prompts), sampling_params, scheduling_params, progress=progress)
 
     def chat(
         self,
@@ -105,19 +110,39 @@ class LLM:
         conversations = [messages] if not messages or isinstance(messages[0], Mapping) else messages
         render = self._renderer(add_generation_prompt, chat_template, chat_template_kwargs)
         prompts = [render(cast(Sequence[Message], conversation)) for conversation in conversations]
-        return self._run(prompts, sampling_params, progress=progress)
+        return self._run(prompts, sampling_params, None, progress=progress)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams | Sequence[BeamSearchParams] | None = None,
+        *,
+        scheduling_params: SchedulingParams | Sequence[SchedulingParams] | None = None,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """The most likely outputs of one prompt or of each of a list: `beam_width` of them, the best first, each with
+        its `score`. For the rest as generate().
+        """
+        listed = _as_list(prompts)
+        searches = _one_each("params", listed, params, BeamSearchParams())
+        return self._finish(self._check(listed, searches, scheduling_params), progress=progress)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        scheduling_params: SchedulingParams = DEFAULT_SCHEDULING,
+    ) -> Iterator[RequestOutput]:
         """Complete one prompt, giving the output so far after each step. Closing the iterator aborts the request.
 
         The prompt is checked now, queued when the first output is asked for. Streams of one LLM may be interleaved.
         """
-        request, text = self._frontend.check(self._next_id(), prompt, sampling_params or SamplingParams())
-        return self._stream(request, text)
+        params = sampling_params or SamplingParams()
+        return self._stream(self._frontend.check(self._next_id(), prompt, params, scheduling_params))
 
-    def _stream(self, request: Request, text: str | None) -> Iterator[RequestOutput]:
-        request_id = request.request_id
-        self._frontend.submit(request, text, stream=True)
+    def _stream(self, checked: CheckedPrompt) -> Iterator[RequestOutput]:
+        request_id = checked.request_id
+        self._frontend.submit(checked, stream=True)
         try:
             finished = False
             while not finished:
@@ -193,17 +218,23 @@ class LLM:
         self,
         prompts: Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        scheduling_params: SchedulingParams | Sequence[SchedulingParams] | None,
         *,
         progress: bool,
     ) -> list[RequestOutput]:
-        checked = self._check(prompts, _params_for(prompts, sampling_params))
-        ids = [request.request_id for request, _ in checked]
+        params = _one_each("sampling_params", prompts, sampling_params, SamplingParams())
+        return self._finish(self._check(prompts, params, scheduling_params), progress=progress)
+
+    def _finish(self, checked: Sequence[CheckedPrompt], *, progress: bool) -> list[RequestOutput]:
+        """Queue the requests and step until all have ended."""
+        ids = [one.request_id for one in checked]
         mine = frozenset(ids)
+        to_submit = deque(checked)
         finished: dict[str, RequestOutput] = {}
         try:
-            self._submit(checked)
             with Progress(len(ids), enabled=progress) as bar:
                 while len(finished) < len(ids):
+                    self._submit(to_submit)
                     self._step()
                     for request_id in self._unclaimed.keys() & mine:
                         finished[request_id] = self._unclaimed.pop(request_id)
@@ -214,18 +245,33 @@ class LLM:
                 self._unclaimed.pop(request_id, None)
         return [finished[request_id] for request_id in ids]
 
-    def _check(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[tuple[Request, str | None]]:
-        """The requests of all prompts and their texts. Nothing is queued."""
+    def _check(
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams | BeamSearchParams],
+        scheduling_params: SchedulingParams | Sequence[SchedulingParams] | None,
+    ) -> list[CheckedPrompt]:
+        """The requests of all prompts. Nothing is queued."""
+        scheduling = _one_each("scheduling_params", prompts, scheduling_params, DEFAULT_SCHEDULING)
         checked = []
-        for index, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
+        for index, (prompt, one, how) in enumerate(zip(prompts, params, scheduling, strict=True)):
             with _naming_prompt(index, len(prompts)):
-                checked.append(self._frontend.check(self._next_id(), prompt, one))
+                checked.append(self._frontend.check(self._next_id(), prompt, one, how))
         return checked
 
-    def _submit(self, checked: Sequence[tuple[Request, str | None]]) -> None:
-        for index, (request, text) in enumerate(checked):
-            with _naming_prompt(index, len(checked)):
-                self._frontend.submit(request, text)
+    def _submit(self, checked: deque[CheckedPrompt]) -> None:
+        """Queue as many as there is room for, and take them off `checked`.
+
+        Raises QueueFullError for one that the empty queue has no room for: there is nothing to wait for then.
+        """
+        while checked:
+            try:
+                self._frontend.submit(checked[0])
+            except QueueFullError:
+                if not self._frontend.has_unfinished:
+                    raise
+                return
+            checked.popleft()
 
 
 def _config(model: str | EngineConfig, settings: Mapping[str, Any]) -> EngineConfig:
@@ -244,15 +290,12 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     return cast(Sequence[Prompt], prompts)
 
 
-def _params_for(
-    prompts: Sequence[Prompt], given: SamplingParams | Sequence[SamplingParams] | None
-) -> Sequence[SamplingParams]:
-    if given is None or isinstance(given, SamplingParams):
-        return [given or SamplingParams()] * len(prompts)
+def _one_each(what: str, prompts: Sequence[Prompt], given: P | Sequence[P] | None, default: P) -> Sequence[P]:
+    """One of `given` for each prompt."""
+    if given is None or not isinstance(given, Sequence):
+        return [default if given is None else given] * len(prompts)
     if len(given) != len(prompts):
-        raise InvalidPromptError(
-            f"{len(prompts)} prompts but {len(given)} sampling_params; give one for all, or one for each"
-        )
+        raise InvalidPromptError(f"{len(prompts)} prompts but {len(given)} {what}; give one for all, or one for each")
     return given
 
 

@@ -49,6 +49,7 @@ class CompletionOutput:
     cumulative_logprob: sum over `token_ids`; None unless logprobs were asked for.
     logprobs: one entry for each of `token_ids`; None unless asked for.
     stop_reason: the stop string or stop token id that ended it; None for the model's own end of sequence.
+    score: of a sequence that beam search found, what they are ordered by; None otherwise.
     """
 
     index: int
@@ -58,6 +59,7 @@ class CompletionOutput:
     logprobs: list[TokenLogprobs] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    score: float | None = None
 
     @property
     def is_finished(self) -> bool:

@@ -20,6 +20,11 @@ class _Wrong(Exception):
     """Says why a value is refused; `__post_init__` adds the field's name and the value."""
 
 
+MAX_N = 128
+"""Most completions of one prompt."""
+MAX_BEAM_WIDTH = 128
+LARGEST_LENGTH_PENALTY = 10.0
+"""Either way; 1.0 divides by the length."""
 Check = Callable[[Any], None]
 
 
@@ -44,6 +49,11 @@ def _real(value: object, accepts: Callable[[float], bool], rule: str) -> None:
 def _flag(value: object) -> None:
     if not isinstance(value, bool):
         raise _Wrong(f"must be True or False, not {type(value).__name__}")
+
+
+def _early_stopping(value: object) -> None:
+    if not isinstance(value, bool) and value != "never":
+        raise _Wrong('must be True, False or "never"')
 
 
 def _sequence(value: object, of: str) -> Sequence[Any]:
@@ -123,9 +133,9 @@ class SamplingParams:
 
     n: int = _setting(
         1,
-        lambda value: _integer(value, 1, 2, "only 1 is supported; send the prompt several times for several answers"),
+        lambda value: _integer(value, 1, MAX_N + 1, f"must be in [1, {MAX_N}]; send the prompt again for more answers"),
     )
-    """Completions of the prompt."""
+    """Completions of the prompt. They share its blocks; a seed is that of the first, the next ones count up."""
     temperature: float = _number(1.0, lambda x: x >= 0, "must be a finite number >= 0; 0 means greedy")
     """Divides the logits before the softmax; 0 takes the most likely token. Any positive value is safe."""
     top_k: int = _count(0, -1, "must be >= 1, or 0 or -1 to turn it off")
@@ -172,19 +182,12 @@ class SamplingParams:
     """Requests share cached prefixes only with requests of the same salt."""
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if value is None and item.metadata["optional"]:
-                continue
-            try:
-                item.metadata["check"](value)
-            except _Wrong as problem:
-                raise _invalid(item.name, value, str(problem)) from None
+        _check_fields(self)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             why = f"is more than max_tokens={self.max_tokens}; lower it or raise max_tokens"
-            raise _invalid("min_tokens", self.min_tokens, why)
+            raise _invalid(self, "min_tokens", why)
         if self.stop_strings and not self.detokenize:
-            raise _invalid("stop", self.stop, "stop strings need text; set detokenize=True or use stop_token_ids")
+            raise _invalid(self, "stop", "stop strings need text; set detokenize=True or use stop_token_ids")
 
     @property
     def is_greedy(self) -> bool:
@@ -209,13 +212,7 @@ class SamplingParams:
             "allowed_token_ids": self.allowed_token_ids or (),
             "stop_token_ids": self.stop_token_ids,
         }
-        for name, token_ids in named.items():
-            for token_id in token_ids:
-                if not 0 <= token_id < vocab_size:
-                    raise InvalidParamsError(
-                        f"SamplingParams.{name}: token id {token_id} is outside [0, {vocab_size}); "
-                        "use ids of this model's vocabulary"
-                    )
+        _check_ids(self, named, vocab_size)
 
     def check_masks(
         self, bad_words_ids: Sequence[Sequence[int]], vocab_size: int, stop_ids: Collection[int] = ()
@@ -239,5 +236,94 @@ class SamplingParams:
             )
 
 
-def _invalid(name: str, value: object, why: str) -> InvalidParamsError:
-    return InvalidParamsError(f"SamplingParams.{name}={reprlib.repr(value)}: {why}")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamSearchParams:
+    """How the most likely outputs of a prompt are searched: `beam_width` sequences grow side by side, a token a step,
+    and of all their continuations the most likely live on. Nothing is drawn at random.
+
+    Raises InvalidParamsError, `BeamSearchParams.<field>=<value>: <why>; <what to do>`, for the first wrong field.
+    """
+
+    beam_width: int = _setting(
+        4,
+        lambda value: _integer(
+            value, 2, MAX_BEAM_WIDTH + 1, f"must be in [2, {MAX_BEAM_WIDTH}]; one beam is SamplingParams(temperature=0)"
+        ),
+    )
+    """Sequences that are kept after each token, and sequences that come back."""
+    max_tokens: int | None = _count(None, 1, "must be >= 1; use None for as much as fits in the context")
+    """Most tokens of each sequence. None: as many as fit in the context and, `beam_width` times, in the KV pool."""
+    length_penalty: float = _number(
+        1.0,
+        lambda x: abs(x) <= LARGEST_LENGTH_PENALTY,
+        f"must be in [-{LARGEST_LENGTH_PENALTY}, {LARGEST_LENGTH_PENALTY}]; use 0.0 to turn it off",
+    )
+    """A sequence's score is its log-probability divided by its number of tokens to this power: more favours longer."""
+    early_stopping: bool | str = _setting(False, _early_stopping)
+    """When the search ends, once `beam_width` sequences have ended. True: at once. False: when the most likely live
+    beam, scored at its present length, is no better than the worst of them. "never": when it could not become better.
+    """
+    stop_token_ids: Sequence[int] = _setting((), _ids)
+    """Ids that end a sequence, besides the model's own end-of-sequence ids."""
+    ignore_eos: bool = _setting(False, _flag)
+    """Do not end at the model's end-of-sequence ids."""
+    include_stop_str_in_output: bool = _setting(False, _flag)
+    """Keep the text of the stop token at the end of the output."""
+    detokenize: bool = _setting(True, _flag)
+    """Turn the output into text."""
+    skip_special_tokens: bool = _setting(True, _flag)
+    """Leave special tokens out of the text."""
+    cache_salt: str | None = _setting(None, lambda value: _text(value, "a salt"), optional=True)
+    """Requests share cached prefixes only with requests of the same salt."""
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
+
+    def check_vocab(self, vocab_size: int) -> None:
+        """Raises InvalidParamsError if a field names an id outside [0, vocab_size)."""
+        _check_ids(self, {"stop_token_ids": self.stop_token_ids}, vocab_size)
+
+    def of_a_beam(self, num_stop_ids: int) -> SamplingParams:
+        """How each beam is sampled: with the log-probabilities of as many tokens as can matter.
+
+        `beam_width` continuations that do not end are needed at most from one beam, and those that end may stand
+        before all of them.
+        """
+        return SamplingParams(
+            temperature=0,
+            logprobs=self.beam_width + num_stop_ids,
+            max_tokens=self.max_tokens,
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
+            include_stop_str_in_output=self.include_stop_str_in_output,
+            detokenize=self.detokenize,
+            skip_special_tokens=self.skip_special_tokens,
+            cache_salt=self.cache_salt,
+        )
+
+
+def _check_fields(params: SamplingParams | BeamSearchParams) -> None:
+    for item in fields(params):
+        value = getattr(params, item.name)
+        if value is None and item.metadata["optional"]:
+            continue
+        try:
+            item.metadata["check"](value)
+        except _Wrong as problem:
+            raise _invalid(params, item.name, str(problem)) from None
+
+
+def _check_ids(
+    params: SamplingParams | BeamSearchParams, named: Mapping[str, Collection[int]], vocab_size: int
+) -> None:
+    for name, token_ids in named.items():
+        for token_id in token_ids:
+            if not 0 <= token_id < vocab_size:
+                raise InvalidParamsError(
+                    f"{type(params).__name__}.{name}: token id {token_id} is outside [0, {vocab_size}); "
+                    "use ids of this model's vocabulary"
+                )
+
+
+def _invalid(params: SamplingParams | BeamSearchParams, name: str, why: str) -> InvalidParamsError:
+    return InvalidParamsError(f"{type(params).__name__}.{name}={reprlib.repr(getattr(params, name))}: {why}")

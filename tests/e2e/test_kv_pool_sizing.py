@@ -33,7 +33,7 @@ def engine(model: Path, **settings: Any) -> LLM:
 
 
 def blocks(llm: LLM) -> int:
-    return llm._core.limits.num_device_blocks
+    return llm._core.limits.groups[0].num_blocks
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, *, free: int, activations: int = 0) -> None:

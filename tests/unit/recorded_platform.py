@@ -112,7 +112,7 @@ class RecordedPlatform(CpuPlatform):
 
 
 def plugins(monkeypatch: pytest.MonkeyPatch, platform: Platform) -> PluginManager:
-    """A manager that knows `platform` and its attention."""
+    """A manager that knows `platform`, its attention, and the scheduling policies."""
     module: Any = ModuleType("recorded_plugin")
 
     def isthmus_platforms() -> list[PlatformEntry]:
@@ -124,4 +124,8 @@ def plugins(monkeypatch: pytest.MonkeyPatch, platform: Platform) -> PluginManage
     module.isthmus_platforms = hookimpl(isthmus_platforms)
     module.isthmus_register_kernels = hookimpl(isthmus_register_kernels)
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    return PluginManager.load(entry_points=[EntryPoint("recorded", module.__name__, "isthmus")], disabled=[])
+    entry_points = [
+        EntryPoint("recorded", module.__name__, "isthmus"),
+        EntryPoint("policies", "isthmus.scheduler.policies.plugin", "isthmus"),
+    ]
+    return PluginManager.load(entry_points=entry_points, disabled=[])

@@ -127,6 +127,22 @@ def test_a_block_keeps_the_hash_it_has() -> None:
     assert pool.find(b"second") is None
 
 
+def test_what_is_handed_out_next_is_known_beforehand() -> None:
+    pool = BlockPool(4)
+    published(pool, 3)
+    pool.release([2, 3, 1])
+    assert list(pool.next_to_lose(3)) == [(2, name(2)), (3, name(3))]
+    assert pool.take(3) == [4, 2, 3]
+    assert list(pool.next_to_lose(9)) == [(1, name(1))]
+
+
+def test_references_are_counted() -> None:
+    pool = BlockPool(2)
+    pool.take(1)
+    pool.share(1)
+    assert [pool.num_references(block_id) for block_id in (1, 2)] == [2, 0]
+
+
 def test_forget_all_keeps_blocks_and_references() -> None:
     pool = BlockPool(3)
     published(pool, 2)
@@ -136,6 +152,8 @@ def test_forget_all_keeps_blocks_and_references() -> None:
     assert pool.find(name(2)) is None
     assert (pool.is_free(1), pool.is_free(2)) == (False, True)
     pool.check_integrity({1: 1})
+    published(pool, 2)
+    assert pool.find(name(3)) == 3
 
 
 @pytest.mark.parametrize(

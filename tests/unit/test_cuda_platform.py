@@ -19,9 +19,10 @@ import torch
 from isthmus import LLM
 from isthmus.config import EngineConfig, ModelFacts, PlatformFacts, from_kwargs, resolve
 from isthmus.errors import ConfigError, NoPlatformError
+from isthmus.ops.registry import KernelRegistry
 from isthmus.platforms import BatchShape, EagerBackend, GroupSpec, TorchCommunicator
 from isthmus.plugins import Probe
-from isthmus_cuda import graph
+from isthmus_cuda import graph, plugin
 from isthmus_cuda.graph import CudaGraphBackend
 from isthmus_cuda.platform import CudaPlatform
 from unit import driver_stubs
@@ -124,7 +125,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], CudaPlatform]:
     """A platform on a GPU of this compute capability."""
 
     def make(major: int, minor: int) -> CudaPlatform:
-        facts = SimpleNamespace(name="Stub 9000", major=major, minor=minor, total_memory=2**36)
+        facts = SimpleNamespace(
+            name="Stub 9000", major=major, minor=minor, total_memory=2**36, multi_processor_count=66
+        )
         monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: facts)
         monkeypatch.setattr("torch.cuda.get_device_capability", lambda index: (major, minor))
         return CudaPlatform()
@@ -168,6 +171,22 @@ def test_proposals(gpu: Callable[..., CudaPlatform], capability: tuple[int, int]
         "scheduler.max_num_seqs": 256,
         "compile.mode": "graph",
     }
+
+
+def test_a_device_gets_the_triton_kernels_for_it_and_what_is_installed(
+    gpu: Callable[..., CudaPlatform], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    platform = gpu(9, 0)
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
+    monkeypatch.setattr(
+        "isthmus_cuda.plugin.register_kernels",
+        lambda registry, arch, multiprocessors: asked.append((registry, arch, multiprocessors)),
+    )
+    monkeypatch.setattr("isthmus_cuda.providers.register", asked.append)
+    registry = KernelRegistry()
+    plugin.isthmus_register_kernels(registry, platform)
+    assert asked == [(registry, "sm_90", 66), registry]
 
 
 def test_kernels_of_this_repository_come_first() -> None:

@@ -242,7 +242,8 @@ def test_graphs_are_counted_before_the_pool_is_sized(monkeypatch: pytest.MonkeyP
     graphs = Device.FIRST + 2 * Device.NEXT
     assert ledger.graphs == graphs
     assert ledger.available == Device.FREE - Device.ACTIVATIONS - graphs
-    assert ledger.num_blocks == int(ledger.available * 0.5) // (ledger.kv_pool // ledger.num_blocks)
+    (num_blocks,) = ledger.num_blocks
+    assert num_blocks == int(ledger.available * 0.5) // (ledger.kv_pool // num_blocks)
     # The two that were measured, and all of them once more on the pool that stays.
     assert recorder.captured == 2 + len(SIZES)
     assert len(generate(llm)) == len(PROMPTS)
@@ -267,12 +268,17 @@ def test_made_up_steps_have_their_shape(shape: BatchShape, lens: list[int]) -> N
 # Host mirrors.
 
 
-def test_mirrors_are_not_filled_before_the_device_has_read_them(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+@pytest.mark.parametrize("ahead", [False, True], ids=["one step at a time", "two steps under way"])
+def test_mirrors_are_not_filled_before_the_device_has_read_them(
+    monkeypatch: pytest.MonkeyPatch, model: Path, ahead: bool
+) -> None:
     """Steps that sample nothing do not wait for the device by themselves."""
     platform = RecordedPlatform(SIZES, Recorder())
-    llm = engine(monkeypatch, model, platform, num_blocks=64, max_num_batched_tokens=16, enable_prefix_caching=False)
+    settings = {"num_blocks": 64, "max_num_batched_tokens": 16, "enable_prefix_caching": False}
+    llm = engine(monkeypatch, model, platform, async_scheduling=ahead, **settings)
     buffers = llm._core._executor.worker.runner._buffers  # type: ignore[attr-defined]
-    mirrors = {name: getattr(buffers, name).np for name in ("input_ids", "positions", "slot_mapping", "seq_lens")}
+    mirrors = {name: getattr(buffers, name).np for name in ("input_ids", "positions", "seq_lens")}
+    mirrors["slot_mapping"] = buffers.slot_mappings[0].np
     under_way: list[dict[str, Any]] = []
     steps = 0
 

@@ -8,16 +8,30 @@ from collections.abc import Sequence
 import pytest
 
 from isthmus.sampling_params import SamplingParams
-from isthmus.scheduler.block_pool import BlockPool
-from isthmus.scheduler.kv_cache_manager import NO_HIT, KVCacheManager, PrefixHit
+from isthmus.scheduler.block_group import BlockGroup
+from isthmus.scheduler.block_pool import NULL_BLOCK
+from isthmus.scheduler.kv_cache_manager import NO_HIT, GroupHit, KVCacheManager, PrefixHit
 from isthmus.scheduler.output import BlockOps
 from isthmus.scheduler.request import Request
 
 BLOCK_SIZE = 4
 
 
-def make_manager(num_blocks: int = 8, block_size: int = BLOCK_SIZE, *, caching: bool = True) -> KVCacheManager:
-    return KVCacheManager(BlockPool(num_blocks), block_size, enable_prefix_caching=caching, hash_seed=0)
+def make_manager(
+    num_blocks: int = 8, block_size: int = BLOCK_SIZE, *, caching: bool = True, num_host_blocks: int = 0
+) -> KVCacheManager:
+    """One group without a window."""
+    group = BlockGroup(num_blocks, block_size, num_host_blocks=num_host_blocks, saves_evicted=caching)
+    return KVCacheManager([group], enable_prefix_caching=caching, hash_seed=0)
+
+
+def make_windowed(window: int, num_blocks: int = 8, *, num_host_blocks: int = 0) -> KVCacheManager:
+    """Two groups: one that sees everything, one that sees `window` tokens."""
+    groups = [
+        BlockGroup(num_blocks, BLOCK_SIZE, num_host_blocks=num_host_blocks, window=seen, most_tokens=64)
+        for seen in (None, window)
+    ]
+    return KVCacheManager(groups, hash_seed=0)
 
 
 def make_request(tokens: Sequence[int], request_id: str = "a", *, salt: str | None = None) -> Request:
@@ -39,6 +53,11 @@ def compute_and_free(manager: KVCacheManager, request: Request) -> list[int]:
     return block_ids
 
 
+def found(hit: PrefixHit, group: int = 0) -> list[int]:
+    """The hit's table in a group."""
+    return list(hit.groups[group].block_ids)
+
+
 def num_cached(manager: KVCacheManager, tokens: Sequence[int], *, salt: str | None = None) -> int:
     return manager.lookup(make_request(tokens, salt=salt)).num_cached_tokens
 
@@ -56,7 +75,7 @@ def test_a_prompt_seen_before_is_a_hit_up_to_its_last_token(num_tokens: int, exp
     prompt = list(range(num_tokens))
     first = compute_and_free(manager, make_request(prompt))
     hit = manager.lookup(make_request(prompt, "b"))
-    assert hit == PrefixHit(tuple(first[: expected // 16]), expected)
+    assert hit == (PrefixHit(expected, [GroupHit(first[: expected // 16], [])]) if expected else NO_HIT)
 
 
 def test_a_hit_ends_at_the_first_difference() -> None:
@@ -101,10 +120,37 @@ def test_hashes_repeat_for_a_given_seed_and_differ_without_one() -> None:
         compute(manager, request)
         return request.block_hashes
 
-    fixed, random = hashes(make_manager()), [hashes(KVCacheManager(BlockPool(8), BLOCK_SIZE)) for _ in range(2)]
+    fixed, random = hashes(make_manager()), [hashes(KVCacheManager([BlockGroup(8, BLOCK_SIZE)])) for _ in range(2)]
     assert fixed == hashes(make_manager())
     assert len(fixed) == len(set(fixed)) == 2
     assert random[0] != random[1]
+
+
+def test_another_seed_gives_other_hashes() -> None:
+    managers = [KVCacheManager([BlockGroup(8, BLOCK_SIZE)], hash_seed=seed) for seed in (0, 1)]
+    first, second = (manager._hashes(make_request(range(4)), 1) for manager in managers)
+    assert first != second
+
+
+def test_what_the_table_has_is_not_needed_again() -> None:
+    manager = make_manager(num_blocks=3)
+    request = make_request(range(12))
+    manager.allocate(request, 8)
+    assert manager.can_allocate(request, 12, NO_HIT)
+    assert not manager.can_allocate(request, 13, NO_HIT)
+
+
+def test_blocks_are_kept_free_in_the_first_group_only() -> None:
+    manager = make_windowed(window=4, num_blocks=4)
+    request = make_request(range(16))
+    full, windowed = manager.groups
+    full.pool.forget_all()
+    assert not manager.can_allocate(request, 16, NO_HIT, keep_free=1)
+    assert manager.allocate(request, 16, keep_free=1) is None
+    assert manager.can_allocate(request, 12, NO_HIT, keep_free=1)
+    windowed.pool.take(1)
+    assert manager.can_allocate(request, 12, NO_HIT, keep_free=1)
+    assert manager.allocate(request, 12, keep_free=1) is not None
 
 
 def test_allocate_returns_what_was_added() -> None:
@@ -132,7 +178,7 @@ def test_a_hit_that_is_free_costs_a_free_block() -> None:
     compute_and_free(manager, make_request(range(8)))
     request = make_request(range(13), "b")
     hit = manager.lookup(request)
-    assert hit.block_ids == (1, 2)
+    assert found(hit) == [1, 2]
     assert manager.can_allocate(request, 12, hit)
     assert not manager.can_allocate(request, 13, hit)
     assert not manager.can_allocate(request, 12, hit, keep_free=1)
@@ -157,7 +203,7 @@ def test_a_hit_is_not_evicted_to_make_room_for_its_own_request() -> None:
     compute_and_free(manager, make_request(range(9)))
     request = make_request([*range(4), *range(50, 57)], "b")
     hit = manager.lookup(request)
-    assert hit.block_ids == (1,)
+    assert found(hit) == [1]
     added = manager.allocate(request, 7, hit)
     assert added is not None
     assert added[0] == 1
@@ -207,7 +253,7 @@ def test_a_duplicate_is_not_merged_and_not_found() -> None:
     manager.publish(first, 8)
     manager.publish(second, 8)
     assert (first.block_ids, second.block_ids) == ([1, 2], [3, 4])
-    assert manager.lookup(make_request(range(9), "c")).block_ids == (1, 2)
+    assert found(manager.lookup(make_request(range(9), "c"))) == [1, 2]
 
 
 def test_free_empties_the_table() -> None:
@@ -227,5 +273,249 @@ def test_integrity_counts_the_tables() -> None:
         manager.check_integrity([])
 
 
-def test_nothing_is_copied_yet() -> None:
-    assert make_manager().take_block_ops() == BlockOps()
+def test_without_moves_there_are_none() -> None:
+    assert make_manager().take_block_ops() == (BlockOps(),)
+
+
+# To the host and back
+
+
+def swapped(manager: KVCacheManager, request: Request) -> BlockOps:
+    """Compute it, move it out; the moves."""
+    compute(manager, request)
+    assert manager.swap_out(request) is not None
+    (ops,) = manager.take_block_ops()
+    return ops
+
+
+def test_a_victim_is_moved_block_by_block_and_back() -> None:
+    manager = make_manager(caching=False, num_host_blocks=8)
+    request = make_request(range(10))
+    assert swapped(manager, request) == BlockOps(swap_out=((1, 1), (2, 2), (3, 3)))
+    assert (request.block_ids, request.host_tables, manager.pool.num_free) == ([], [[1, 2, 3]], 8)
+    manager.check_integrity([], [request])
+    manager.pool.take(3)
+    assert manager.swap_in(request) == 3
+    assert manager.take_block_ops() == (BlockOps(swap_in=((1, 4), (2, 5), (3, 6))),)
+    assert (request.block_ids, request.host_tables) == ([4, 5, 6], [])
+    assert manager.host_pool is not None
+    assert manager.host_pool.num_free == 8
+
+
+def test_only_computed_blocks_are_moved() -> None:
+    manager = make_manager(caching=False, num_host_blocks=8)
+    request = make_request(range(12))
+    manager.allocate(request, 12)
+    request.num_computed_tokens = 5
+    assert manager.swap_out(request) == 2
+
+
+def test_without_room_on_the_host_nothing_is_moved() -> None:
+    manager = make_manager(caching=False, num_host_blocks=2)
+    request = make_request(range(10))
+    compute(manager, request)
+    assert manager.swap_out(request) is None
+    assert (request.block_ids, request.host_tables) == ([1, 2, 3], [])
+    assert manager.take_block_ops() == (BlockOps(),)
+
+
+def test_without_room_on_the_device_nothing_comes_back() -> None:
+    manager = make_manager(num_blocks=4, caching=False, num_host_blocks=8)
+    request = make_request(range(10))
+    swapped(manager, request)
+    manager.pool.take(1)
+    assert manager.swap_in(request, keep_free=1) is None
+    assert request.host_tables == [[1, 2, 3]]
+    assert manager.swap_in(request) == 3
+
+
+def test_what_the_device_still_has_is_not_moved_back() -> None:
+    manager = make_manager(num_host_blocks=8)
+    request = make_request(range(10))
+    swapped(manager, request)
+    assert manager.swap_in(request) == 1
+    assert request.block_ids[:2] == [1, 2]
+    (ops,) = manager.take_block_ops()
+    assert ops.swap_in == ((3, request.block_ids[2]),)
+
+
+def test_host_blocks_in_use_by_a_move_are_not_handed_out() -> None:
+    """The content of what came back is read when the step begins: until then nobody else may have the host block."""
+    manager = make_manager(num_blocks=4, caching=False, num_host_blocks=3)
+    request = make_request(range(10))
+    swapped(manager, request)
+    assert manager.swap_in(request) == 3
+    assert manager.host_pool is not None
+    assert manager.host_pool.num_free == 0
+    manager.take_block_ops()
+    assert manager.host_pool.num_free == 3
+
+
+def test_freeing_a_swapped_request_frees_the_host() -> None:
+    manager = make_manager(caching=False, num_host_blocks=4)
+    request = make_request(range(10))
+    swapped(manager, request)
+    manager.free(request)
+    assert manager.host_pool is not None
+    assert manager.host_pool.num_free == 4
+
+
+# The host as a second level of the prefix cache
+
+
+def evicted(manager: KVCacheManager, tokens: Sequence[int]) -> BlockOps:
+    """Compute a prompt, free it, hand all of its blocks out again and give those back; the moves."""
+    compute_and_free(manager, make_request(tokens))
+    other = make_request([-1] * (manager.pool.num_blocks * BLOCK_SIZE), "other")
+    assert manager.allocate(other, other.num_tokens) is not None
+    (ops,) = manager.take_block_ops()
+    manager.free(other)
+    return ops
+
+
+def test_evicted_blocks_go_to_the_host_and_come_back_on_a_hit() -> None:
+    manager = make_manager(num_blocks=4, num_host_blocks=8)
+    ops = evicted(manager, range(9))
+    assert sorted(device for device, _ in ops.swap_out) == [1, 2]
+    request = make_request(range(9), "b")
+    hit = manager.lookup(request)
+    assert (hit.num_cached_tokens, found(hit), hit.num_from_host) == (8, [NULL_BLOCK, NULL_BLOCK], 2)
+    assert manager.allocate(request, 1, hit) == request.block_ids
+    (ops,) = manager.take_block_ops()
+    assert [device for _, device in ops.swap_in] == request.block_ids[:2]
+    assert found(manager.lookup(make_request(range(9), "c"))) == request.block_ids[:2]
+
+
+def test_a_block_from_the_host_costs_a_free_block() -> None:
+    manager = make_manager(num_blocks=4, num_host_blocks=8)
+    evicted(manager, range(9))
+    manager.pool.take(2)
+    request = make_request(range(9), "b")
+    assert not manager.can_allocate(request, 9, manager.lookup(request))
+
+
+def test_what_is_on_the_host_is_not_saved_twice() -> None:
+    manager = make_manager(num_blocks=4, num_host_blocks=8)
+    evicted(manager, range(9))
+    assert evicted(manager, range(9)).swap_out == ()
+
+
+def test_a_full_host_saves_nothing() -> None:
+    manager = make_manager(num_blocks=4, num_host_blocks=2)
+    request = make_request(range(100, 108), "victim")
+    swapped(manager, request)
+    assert evicted(manager, range(9)).swap_out == ()
+
+
+def test_forgetting_empties_both_levels() -> None:
+    manager = make_manager(num_blocks=4, num_host_blocks=8)
+    evicted(manager, range(9))
+    manager.forget_all()
+    assert num_cached(manager, range(9)) == 0
+
+
+# Requests that begin alike
+
+
+def test_a_follower_shares_full_blocks_and_copies_the_last() -> None:
+    manager = make_manager(caching=False)
+    leader = make_request(range(7))
+    compute(manager, leader)
+    follower = leader.sibling("b", 1)
+    follower.leader, follower.num_computed_tokens = leader, 0
+    hit = manager.lookup(follower)
+    assert hit == PrefixHit(6, [GroupHit((1,), copy_from=2)])
+    assert manager.allocate(follower, 1, hit) == [1, 3]
+    assert manager.take_block_ops() == (BlockOps(copy=((2, 3),)),)
+    manager.check_integrity([leader, follower])
+
+
+def test_at_a_blocks_end_nothing_is_copied() -> None:
+    manager = make_manager(caching=False)
+    leader = make_request(range(9))
+    compute(manager, leader)
+    follower = leader.sibling("b", 1)
+    follower.leader, follower.num_computed_tokens = leader, 0
+    assert manager.allocate(follower, 1, manager.lookup(follower)) == [1, 2, 4]
+    assert manager.take_block_ops() == (BlockOps(),)
+
+
+def test_a_leader_without_blocks_has_nothing_to_share() -> None:
+    manager = make_manager(caching=False)
+    leader = make_request(range(7))
+    compute(manager, leader)
+    follower = leader.sibling("b", 1)
+    follower.leader = leader
+    manager.free(leader)
+    assert manager.lookup(follower) == NO_HIT
+
+
+def test_a_leader_whose_window_has_moved_on_has_nothing_to_share() -> None:
+    manager = make_windowed(window=4)
+    leader = make_request(range(6))
+    compute(manager, leader)
+    follower = leader.sibling("b", 1)
+    follower.leader, follower.num_computed_tokens = leader, 0
+    manager.forget_all()
+    assert manager.lookup(follower).num_cached_tokens == 5
+    leader.token_ids += range(6, 13)
+    manager.allocate(leader, 7)
+    leader.num_computed_tokens = 13
+    manager.allocate(leader, 1)
+    assert leader.window_tables[0][:2] == [NULL_BLOCK, NULL_BLOCK]
+    assert manager.lookup(follower) == NO_HIT
+
+
+# Windows
+
+
+def test_blocks_before_the_window_are_freed_as_it_moves_on() -> None:
+    manager = make_windowed(window=4)
+    request = make_request(range(12))
+    compute(manager, request)
+    manager.allocate(request, 1)
+    assert request.window_tables[0][:2] == [NULL_BLOCK, NULL_BLOCK]
+    assert NULL_BLOCK not in request.block_ids
+    manager.check_integrity([request])
+    manager.free(request)
+    assert [group.pool.num_free for group in manager.groups] == [8, 8]
+
+
+def test_a_hit_needs_of_a_window_only_what_it_sees() -> None:
+    manager = make_windowed(window=4)
+    compute_and_free(manager, make_request(range(13)))
+    full, windowed = manager.groups
+    assert windowed.pool.num_free == 8
+    hit = manager.lookup(make_request(range(13), "b"))
+    assert hit.num_cached_tokens == 12
+    assert found(hit, 1)[:2] == [NULL_BLOCK, NULL_BLOCK]
+    assert NULL_BLOCK not in found(hit, 0)
+    full.forget_all()
+    assert num_cached(manager, range(13)) == 0
+
+
+def test_a_hit_that_only_a_window_has_on_the_host() -> None:
+    """The first group finds its blocks on the device; the second must fetch them."""
+    manager = make_windowed(window=4, num_blocks=4, num_host_blocks=8)
+    compute_and_free(manager, make_request(range(9)))
+    windowed = manager.groups[1]
+    windowed.pool.release(windowed.take(4))
+    manager.take_block_ops()
+    request = make_request(range(9), "b")
+    hit = manager.lookup(request)
+    assert (hit.num_cached_tokens, len(hit.groups[0].from_host), len(hit.groups[1].from_host)) == (8, 0, 1)
+    assert manager.allocate(request, 1, hit) is not None
+    assert len(manager.take_block_ops()[1].swap_in) == 1
+
+
+def test_what_a_window_has_left_behind_is_not_moved() -> None:
+    """Else it would come back, be dropped, and be handed out again in the step whose moves write it."""
+    manager = make_windowed(window=4, num_host_blocks=8)
+    request = make_request(range(12))
+    compute(manager, request)
+    assert manager.swap_out(request) == 3 + 1
+    full, windowed = manager.take_block_ops()
+    assert (len(full.swap_out), len(windowed.swap_out)) == (3, 1)
+    assert request.host_tables[1][:2] == [NULL_BLOCK, NULL_BLOCK]
+    assert manager.swap_in(request) is not None
+    assert request.window_tables[0][:2] == [NULL_BLOCK, NULL_BLOCK]

@@ -12,6 +12,8 @@ import pytest
 
 from isthmus.conformance.areas import Level
 from isthmus.conformance.report import EXECUTIONS
+from isthmus.ops.triton.arch import ARCHS
+from isthmus.plugins.manager import PluginManager
 from unit.nox_table import NOXFILE, noxfile
 
 ROOT = NOXFILE.parent
@@ -40,19 +42,26 @@ def test_a_row_says_what_certify_takes(row: noxfile.Row) -> None:  # type: ignor
     assert row.session.partition("-")[0] == row.platform.partition("_")[0]
 
 
+def test_sessions_compile_for_every_architecture_once() -> None:
+    assert [target for row in ROWS for target in row.targets] == list(ARCHS)
+    assert {row.execution for row in ROWS if row.targets} == {"aot"}
+
+
 def test_device_sessions_are_the_same_kit_on_hardware() -> None:
     assert {row.execution for row in noxfile.DEVICES} == {"hardware"}
     assert all(row.session == row.platform and not row.environ for row in noxfile.DEVICES)
 
 
 def test_every_installed_platform_has_a_hosted_session() -> None:
-    """What a helper installed beside isthmus does not count."""
+    """Of the plugins that isthmus brings, those that offer a platform; what else is installed here does not count."""
     ours = [
-        point.name
+        point
         for point in importlib.metadata.entry_points(group="isthmus")
         if point.dist is not None and point.dist.name == "isthmus"
     ]
-    assert set(ours) <= {row.platform for row in noxfile.HOSTED}
+    platforms = PluginManager.load(entry_points=ours).platform_names
+    assert platforms
+    assert set(platforms) <= {row.platform for row in noxfile.HOSTED}
 
 
 def test_extras_and_files_of_requirements_exist() -> None:

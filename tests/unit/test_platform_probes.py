@@ -257,6 +257,7 @@ def test_cpu_config_defaults() -> None:
         "cache.block_size": 32,
         "cache.memory_fraction": 0.5,
         "cache.memory_cap_bytes": 4 * GIB,
+        "cache.swap_space_gib": 0.0,
         "scheduler.max_num_batched_tokens": 2048,
         "scheduler.max_num_seqs": 128,
     }

@@ -108,7 +108,11 @@ def test_no_padding() -> None:
 
 def test_pool_is_bounded_by_count_not_by_memory() -> None:
     platform = NullPlatform()
-    assert platform.config_defaults(None) == {"cache.block_size": 16, "cache.num_blocks": 8192}  # type: ignore[arg-type]
+    assert platform.config_defaults(None) == {  # type: ignore[arg-type]
+        "cache.block_size": 16,
+        "cache.num_blocks": 8192,
+        "cache.swap_space_gib": 0.0,
+    }
     before = platform.memory_stats(CPU)
     assert 0 < before.allocated <= before.peak
     assert before.free <= before.total

@@ -13,9 +13,10 @@ import torch
 from isthmus import LLM
 from isthmus.config import EngineConfig, from_kwargs
 from isthmus.errors import NoPlatformError
+from isthmus.ops.registry import KernelRegistry
 from isthmus.platforms import BatchShape, EagerBackend, GroupSpec, TorchCommunicator
 from isthmus.plugins import Probe
-from isthmus_rocm import graph
+from isthmus_rocm import graph, plugin
 from isthmus_rocm.graph import HipGraphBackend
 from isthmus_rocm.platform import RocmPlatform
 
@@ -31,7 +32,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], RocmPlatform]:
     """A platform on a GPU of this ISA and wave size."""
 
     def make(arch: str, wave: int) -> RocmPlatform:
-        facts = SimpleNamespace(name="Stub 300", gcnArchName=arch, total_memory=2**37, warp_size=wave)
+        facts = SimpleNamespace(
+            name="Stub 300", gcnArchName=arch, total_memory=2**37, warp_size=wave, multi_processor_count=66
+        )
         monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: facts)
         return RocmPlatform()
 
@@ -63,6 +66,22 @@ def test_proposals(gpu: Callable[..., RocmPlatform], arch: str, wave: int, block
         "scheduler.max_num_seqs": 256,
         "compile.mode": "graph",
     }
+
+
+def test_a_device_gets_the_triton_kernels_for_it_and_what_is_installed(
+    gpu: Callable[..., RocmPlatform], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    platform = gpu("gfx942:xnack-", 64)
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
+    monkeypatch.setattr(
+        "isthmus_rocm.plugin.register_kernels",
+        lambda registry, arch, multiprocessors: asked.append((registry, arch, multiprocessors)),
+    )
+    monkeypatch.setattr("isthmus_rocm.providers.register", asked.append)
+    registry = KernelRegistry()
+    plugin.isthmus_register_kernels(registry, platform)
+    assert asked == [(registry, "gfx942", 66), registry]
 
 
 def test_kernels_of_this_repository_come_first() -> None:

@@ -46,7 +46,8 @@ def _refusal(**fields: Any) -> str:
             {"top_k": True},
             "SamplingParams.top_k=True: must be an integer, not bool; must be >= 1, or 0 or -1 to turn it off",
         ),
-        ({"n": 2}, "SamplingParams.n=2: only 1 is supported; send the prompt several times for several answers"),
+        ({"n": 0}, "SamplingParams.n=0: must be in [1, 128]; send the prompt again for more answers"),
+        ({"n": 129}, "SamplingParams.n=129: must be in [1, 128]; send the prompt again for more answers"),
         ({"presence_penalty": 2.1}, "SamplingParams.presence_penalty=2.1: must be in [-2, 2]; use 0.0 to turn it off"),
         ({"frequency_penalty": -3}, "SamplingParams.frequency_penalty=-3: must be in [-2, 2]; use 0.0 to turn it off"),
         (

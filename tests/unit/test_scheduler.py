@@ -4,75 +4,17 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 
-from isthmus.config import CacheConfig, SchedulerConfig
 from isthmus.errors import DuplicateRequestError, NeverFitsError
 from isthmus.outputs import FinishReason
-from isthmus.sampling_params import SamplingParams
-from isthmus.scheduler.output import ModelRunnerOutput, RequestDelta, SchedulerOutput
-from isthmus.scheduler.policy import FcfsPolicy
+from isthmus.scheduler.output import ModelRunnerOutput, RequestDelta
+from isthmus.scheduler.policies.fcfs import FcfsPolicy
 from isthmus.scheduler.request import Request, RequestStatus
 from isthmus.scheduler.scheduler import PREEMPTION_WARNING_INTERVAL, Scheduler
-
-TOKEN = 50
-"""What `step` samples for everyone."""
-
-
-def make(
-    *, num_blocks: int = 16, block_size: int = 4, max_model_len: int = 512, caching: bool = True, **config: Any
-) -> Scheduler:
-    defaults: dict[str, Any] = {"max_num_batched_tokens": 64, "max_num_seqs": 8}
-    return Scheduler(
-        SchedulerConfig(**{**defaults, **config}),
-        CacheConfig(enable_prefix_caching=caching, prefix_hash_seed=0),
-        num_blocks=num_blocks,
-        block_size=block_size,
-        max_model_len=max_model_len,
-    )
-
-
-def add(scheduler: Scheduler, request_id: str, prompt: int | Sequence[int], **params: Any) -> Request:
-    """A prompt given as a length gets tokens of its own, so that it shares no prefix."""
-    if isinstance(prompt, int):
-        prompt = [1000 + sum(request_id.encode())] * prompt
-    request = Request(request_id, prompt, SamplingParams(**{"max_tokens": 8, **params}))
-    scheduler.add_request(request)
-    return request
-
-
-def outputs_for(scheduler: Scheduler, output: SchedulerOutput) -> ModelRunnerOutput:
-    """TOKEN wherever the known tokens end."""
-    live = scheduler.requests
-    ends = [
-        name in live and live[name].num_computed_tokens == live[name].num_tokens for name in output.num_scheduled_tokens
-    ]
-    return ModelRunnerOutput([[TOKEN] if end else [] for end in ends])
-
-
-def step(scheduler: Scheduler) -> tuple[SchedulerOutput, list[RequestDelta]]:
-    output = scheduler.schedule()
-    scheduler.check_integrity()
-    deltas = scheduler.update_from_output(output, outputs_for(scheduler, output))
-    scheduler.check_integrity()
-    return output, deltas
-
-
-def run_to_the_end(scheduler: Scheduler) -> dict[str, list[int]]:
-    """Output tokens by request id."""
-    tokens: dict[str, list[int]] = {}
-    while scheduler.has_unfinished:
-        for delta in step(scheduler)[1]:
-            tokens.setdefault(delta.request_id, []).extend(delta.new_token_ids)
-    return tokens
-
-
-def ids(requests: Iterable[Request]) -> list[str]:
-    return [request.request_id for request in requests]
-
+from unit.scheduler_steps import TOKEN, add, ids, make, run_to_the_end, step
 
 # What is refused
 
@@ -303,7 +245,7 @@ def test_preempted_requests_return_to_the_head_in_order() -> None:
 
 
 class FirstIsVictim(FcfsPolicy):
-    """The seam for other policies: a victim may stand anywhere in the batch."""
+    """A policy of one's own: a victim may stand anywhere in the batch."""
 
     def choose_victim(self, running: Sequence[Request]) -> Request:
         return running[0]
@@ -311,7 +253,7 @@ class FirstIsVictim(FcfsPolicy):
 
 def test_a_victim_that_was_scheduled_in_this_step_gives_its_tokens_back() -> None:
     scheduler = make(num_blocks=5, caching=False, max_num_batched_tokens=17)
-    scheduler.waiting = FirstIsVictim()
+    scheduler.waiting = FirstIsVictim(scheduler.config)
     two_that_collide(scheduler)
     add(scheduler, "c", 4, max_tokens=1)
     output, _ = step(scheduler)
@@ -323,7 +265,7 @@ def test_a_victim_that_was_scheduled_in_this_step_gives_its_tokens_back() -> Non
 
 def test_others_go_on_when_a_request_gives_way_itself() -> None:
     scheduler = make(num_blocks=4, caching=False)
-    scheduler.waiting = FirstIsVictim()
+    scheduler.waiting = FirstIsVictim(scheduler.config)
     two_that_collide(scheduler)
     output, _ = step(scheduler)
     assert output.preempted_req_ids == ["a"]
@@ -338,8 +280,8 @@ def test_every_fiftieth_preemption_warns(caplog: pytest.LogCaptureFixture) -> No
             run_to_the_end(scheduler)
             assert len(caplog.messages) == scheduler.stats.num_preemptions // PREEMPTION_WARNING_INTERVAL
     assert caplog.messages == [
-        f"{count} preemptions so far (recompute, {count * 8} tokens to compute again); the KV pool of 5 blocks is too "
-        "small for 1 running requests: raise cache.memory_fraction or lower scheduler.max_num_seqs"
+        f"{count} preemptions so far ({count} recompute, 0 swap; {count * 8} tokens to compute again); the KV pool of "
+        "5 blocks is too small for 1 running requests: raise cache.memory_fraction or lower scheduler.max_num_seqs"
         for count in (50, 100)
     ]
 
@@ -395,6 +337,35 @@ def test_tokens_of_an_aborted_request_do_not_reach_the_next_of_its_id() -> None:
     assert output.num_scheduled_tokens == {"x": 5}
 
 
+def test_a_prompt_in_parts_does_not_hide_those_behind_it() -> None:
+    scheduler = make(max_num_batched_tokens=8, long_prefill_token_threshold=6)
+    add(scheduler, "long", 12)
+    add(scheduler, "short", 2)
+    output = scheduler.schedule()
+    assert list(output.num_scheduled_tokens) == ["long", "short"]
+    deltas = scheduler.update_from_output(output, ModelRunnerOutput([[], [TOKEN]]))
+    assert [delta.request_id for delta in deltas] == ["short"]
+
+
+def test_a_result_of_another_length_is_an_error() -> None:
+    scheduler = make()
+    add(scheduler, "a", 4)
+    add(scheduler, "b", 4)
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
+        scheduler.update_from_output(scheduler.schedule(), ModelRunnerOutput([[TOKEN]]))
+
+
+def test_logprobs_are_handed_on() -> None:
+    scheduler = make()
+    add(scheduler, "a", 4, logprobs=1)
+    add(scheduler, "b", 4)
+    output = scheduler.schedule()
+    candidates = [{TOKEN: (-0.5, 1)}]
+    result = ModelRunnerOutput([[TOKEN], [TOKEN]], logprobs={"a": candidates})
+    first, second = scheduler.update_from_output(output, result)
+    assert (first.logprobs, second.logprobs) == (candidates, None)
+
+
 def test_tokens_after_a_stop_are_dropped() -> None:
     scheduler = make()
     add(scheduler, "a", 4, stop_token_ids=(7,))
@@ -439,10 +410,10 @@ def test_after_a_failed_step_everything_is_gone_and_told_again() -> None:
     failed = scheduler.schedule()
     add(scheduler, "c", 4)
     assert failed.finished_req_ids == ["done"]
-    assert scheduler.abort_all(failed) == ["a", "b", "c"]
+    assert scheduler.abort_all() == ["a", "b", "c"]
     scheduler.check_integrity()
     assert scheduler.kv.pool.num_used == 0
-    assert scheduler.schedule().finished_req_ids == ["done", "a", "b", "c"]
+    assert step(scheduler)[0].finished_req_ids == ["done", "a", "b", "c"]
     add(scheduler, "again", list(range(9)), max_tokens=1)
     assert step(scheduler)[0].num_scheduled_tokens == {"again": 9}
 

@@ -45,6 +45,16 @@ class CacheConfig(Section):
             help="Most memory that the KV cache takes, whatever cache.memory_fraction allows; none is no cap.",
         ),
     ] = AUTO
+    swap_space_gib: Annotated[
+        float,
+        Spec(
+            fallback=4.0,
+            min=0,
+            unit="GiB",
+            help="Host memory for the blocks of preempted requests and for prefixes that the device had to give up; 0 "
+            "is none.",
+        ),
+    ] = AUTO
     kv_cache_dtype: Annotated[
         str, Spec(choices=DTYPES, help="Type of cached keys and values; auto is model.dtype.")
     ] = AUTO

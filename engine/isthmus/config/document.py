@@ -6,6 +6,7 @@ from isthmus.config.cli_args import default_text
 from isthmus.config.engine import sections
 from isthmus.config.field import Setting
 from isthmus.config.names import FLAT_NAMES
+from isthmus.config.presets import PRESETS
 from isthmus.config.section import Section
 
 _INTRODUCTION = """\
@@ -18,8 +19,9 @@ Every setting has a dotted path. `cache.block_size` is `--cache.block-size` on t
 `CacheConfig.block_size` in the tree. Well-known settings have a flat name too: `--block-size`, `LLM(model,
 block_size=32)`; the last table lists them.
 
-`auto` is filled once at start: what the model says comes first, then what the platform proposes, then the built-in
-value after "else" below. What you give explicitly is never changed: it is used, or refused with a reason.
+`auto` is filled once at start: what a preset says comes first, then what the model says, then what the platform
+proposes, then the built-in value after "else" below. What you give explicitly is never changed: it is used, or refused
+with a reason.
 `none` is Python's None. `isthmus config show MODEL` prints every value, where it came from and why.
 """
 
@@ -31,7 +33,12 @@ _HEAD = """\
 
 def configuration_markdown() -> str:
     """The whole page."""
-    parts = [_INTRODUCTION, *(_section(name, section) for name, section in sections().items()), _flat_names()]
+    parts = [
+        _INTRODUCTION,
+        *(_section(name, section) for name, section in sections().items()),
+        _presets(),
+        _flat_names(),
+    ]
     return "\n".join(parts)
 
 
@@ -44,6 +51,18 @@ def _row(setting: Setting) -> str:
     spec = setting.spec
     cells = (f"`{setting.path}`", setting.expected(), default_text(setting), spec.unit or "", spec.help)
     return f"| {' | '.join(cells)} |\n"
+
+
+def _presets() -> str:
+    rows = "".join(
+        f"| `{name}` | `{path}` | {given.value} | {given.reason} |\n"
+        for name, values in PRESETS.items()
+        for path, given in values.items()
+    )
+    return (
+        '## Presets\n\n`--preset chat` and `LLM(model, preset="chat")` fill these settings where they are auto.\n\n'
+        f"| preset | setting | value | why |\n|---|---|---|---|\n{rows}"
+    )
 
 
 def _flat_names() -> str:

@@ -1,7 +1,7 @@
 """AUTO -> value. Runs once in the front end, after the platform is selected.
 
-Precedence: user > facts of the model > proposals of the platform > built-in fallback. An explicit value is kept or
-refused, never changed; a filled one gives way to the explicit ones beside it.
+Precedence: user > preset > facts of the model > proposals of the platform > built-in fallback. An explicit value is
+kept or refused, never changed; a filled one gives way to the explicit ones beside it.
 
 A resolved tree has no AUTO. None is an answer: `cache.num_blocks` (sized from memory once the model is loaded),
 `cache.memory_cap_bytes` (no cap), `device.num_threads` (torch's own), `kernels.attention` (chosen per kind of layer),
@@ -19,11 +19,12 @@ from isthmus.config.engine import EngineConfig, all_settings, flatten, pair_prob
 from isthmus.config.field import AUTO, show, to_text
 from isthmus.config.load import DUMMY
 from isthmus.config.model import DTYPES
+from isthmus.config.presets import PRESETS
 from isthmus.errors import ConfigError, PluginError
 
 logger = logging.getLogger(__name__)
 
-Source = Literal["user", "model", "platform", "default"]
+Source = Literal["user", "preset", "model", "platform", "default"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +97,12 @@ def resolve(config: EngineConfig, model: ModelFacts, platform: PlatformFacts) ->
     """
     _check_platform(platform)
     explicit = flatten(config)
-    offers = {**_fallbacks(), **_from_platform(platform), **_from_model(model, platform)}
+    offers = {
+        **_fallbacks(),
+        **_from_platform(platform),
+        **_from_model(model, platform),
+        **_from_preset(config.scheduler.preset),
+    }
     fills = {path: offers[path] for path, value in explicit.items() if value is AUTO and path in offers}
     fills |= _adapted(explicit, fills)
     values = {**explicit, **{path: fill.value for path, fill in fills.items()}}
@@ -166,6 +172,11 @@ def _from_model(model: ModelFacts, platform: PlatformFacts) -> dict[str, _Fill]:
     return fills
 
 
+def _from_preset(name: str | None) -> dict[str, _Fill]:
+    values = {} if name is None else PRESETS[name]
+    return {path: _Fill(given.value, "preset", f"preset {name}: {given.reason}") for path, given in values.items()}
+
+
 def _dtype(model: ModelFacts, platform: PlatformFacts) -> _Fill:
     if model.dtype in platform.dtypes:
         return _Fill(model.dtype, "model", "the checkpoint's dtype")
@@ -195,6 +206,12 @@ def _adapted(explicit: Mapping[str, object], fills: Mapping[str, _Fill]) -> dict
     elif seqs > budget and (fill := fills.get("scheduler.max_num_batched_tokens")):
         reason = f"{fill.reason}, raised to scheduler.max_num_seqs"
         adapted["scheduler.max_num_batched_tokens"] = _Fill(seqs, fill.source, reason)
+    if "scheduler.max_num_batched_tokens" in adapted:
+        budget = seqs
+    fill = fills.get("scheduler.long_prefill_token_threshold")
+    if fill is not None and fill.value > budget:
+        reason = f"{fill.reason}, lowered to scheduler.max_num_batched_tokens"
+        adapted["scheduler.long_prefill_token_threshold"] = _Fill(budget, fill.source, reason)
     return adapted
 
 

@@ -36,13 +36,15 @@ AREAS: tuple[Area, ...] = (
     Area("ops", Level.CORRECT, "every provider of every op and linear layer against native"),
     Area("attention", Level.CORRECT, "every backend against textbook attention in float64"),
     Area("blocks", Level.CORRECT, "copies and swaps of cache blocks, bit for bit"),
-    Area("model", Level.CORRECT, "tiny models: the greedy tokens of the CPU reference"),
     Area("graph", Level.FULL, "padding and replay change nothing, addresses hold"),
+    Area("model", Level.CORRECT, "tiny models: the greedy tokens of the CPU reference"),
     Area("comm", Level.FULL, "collectives of two ranks against their definition"),
     Area("engine", Level.FULL, "chunking, preemption, prefix hits, aborts: the same tokens"),
     Area("determinism", Level.FULL, "the same batch twice, bit for bit; batch invariance measured"),
     Area("speed", None, "attention and matrix products against the device's own ceilings"),
 )
-"""In the order in which they run: a fault shows first in the area that is nearest to it."""
+"""In the order in which they run: a fault shows first in the area that is nearest to it. Models run under the
+platform's own graph policy, so that is asked before them.
+"""
 
 AREA_NAMES: tuple[str, ...] = tuple(area.name for area in AREAS)

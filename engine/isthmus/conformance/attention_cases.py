@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -37,6 +37,8 @@ class Variant:
         )
 
 
+SOFT_CAP = 1.5
+"""In the middle of the scores, and not 1, so that a factor that is left out shows."""
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {
         "base": Variant(),
@@ -58,8 +60,8 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
         "window24": Variant(sliding_window=24),
         "window32": Variant(sliding_window=32),
         "window1000": Variant(sliding_window=1000),
-        "softcap": Variant(soft_cap=1.0),
-        "window20-softcap": Variant(sliding_window=20, soft_cap=1.0),
+        "softcap": Variant(soft_cap=SOFT_CAP),
+        "window20-softcap": Variant(sliding_window=20, soft_cap=SOFT_CAP),
         "scale": Variant(scale=0.3),
         "block32-dim80-window40": Variant(num_heads=6, head_dim=80, block_size=32, sliding_window=40),
         "llama": Variant(num_heads=32, num_kv_heads=8, head_dim=128),
@@ -182,6 +184,23 @@ def long(block_size: int) -> Scenario:
     )
 
 
+def long_prompts(block_size: int) -> Scenario:
+    """A prompt, and another part of it, of more queries than a kernel may take at once."""
+    return Scenario((((0, 1030), (1, 5)), ((1, 1), (0, 521))))
+
+
+def long_context(block_size: int) -> Scenario:
+    """A decode with more keys than a kernel may have partial sums for."""
+    return Scenario((((0, 1),), ((0, 1),)), computed={0: 9001}, flat=True)
+
+
+def crowd(block_size: int) -> Scenario:
+    """More decodes in one batch than a planner may have room for."""
+    computed = [1 + 5 * request % 67 for request in range(150)]
+    one_each = tuple((request, 1) for request in range(len(computed)))
+    return Scenario((one_each, one_each), computed=dict(enumerate(computed)))
+
+
 def replay(block_size: int) -> Scenario:
     """Shapes that come again with other requests, the longest first, as captured steps meet them."""
     return Scenario(
@@ -214,6 +233,9 @@ SCENARIOS: Mapping[str, Callable[[int], Scenario]] = MappingProxyType(
         "padded-decode": padded_decode,
         "padded-mixed": padded_mixed,
         "long": long,
+        "long-prompts": long_prompts,
+        "long-context": long_context,
+        "crowd": crowd,
         "replay": replay,
     }
 )
@@ -225,7 +247,15 @@ BOOKKEEPING = ("reuse", "shared")
 PADDED = ("padded-decode", "padded-mixed")
 SOME_VARIANTS = ("base", "block8", "block32-dim80-window40", "window20-softcap", "gemma3", "smollm2")
 """Variants that go through `BOOKKEEPING` and `PADDED` too."""
-LONG_VARIANTS = ("base", "smollm2", "softcap", "window1000")
+LARGE: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "base": ("long", "long-prompts", "long-context", "crowd"),
+        "softcap": ("long", "long-prompts"),
+        "window1000": ("long", "long-prompts"),
+        "smollm2": ("long",),
+    }
+)
+"""Variant -> what it goes through for faults that show in size alone."""
 THIN_VARIANTS = ("base", "window24", "window20-softcap", "smollm2")
 """All that a second half precision is asked: it runs the code of the first with other rounding."""
 THIN_PAIRS = frozenset({("window1000", "long"), ("gemma3", "padded-decode"), ("gemma3", "padded-mixed")})
@@ -237,7 +267,7 @@ Case = tuple[str, torch.dtype, str]
 
 def textbook_cases(dtypes: Sequence[torch.dtype]) -> Iterator[Case]:
     for variant, dtype in _variants(dtypes):
-        scenarios = EVERY_VARIANT + BOOKKEEPING * (variant in SOME_VARIANTS) + ("long",) * (variant in LONG_VARIANTS)
+        scenarios = EVERY_VARIANT + BOOKKEEPING * (variant in SOME_VARIANTS) + LARGE.get(variant, ())
         yield from ((variant, dtype, scenario) for scenario in scenarios)
 
 
@@ -261,15 +291,20 @@ def block_cases(dtypes: Sequence[torch.dtype]) -> Iterator[tuple[str, torch.dtyp
         yield from ((variant, dtype) for dtype in dtypes)
 
 
-def thinned(cases: Iterator[Case], preferred: torch.dtype) -> Iterator[Case]:
+def thinned(cases: Iterable[Case], preferred: torch.dtype, *, by_name_only: bool = False) -> Iterator[Case]:
     """Each variant, dtype and scenario of `cases` at least once, for platforms on which all of them take too long.
 
     In the preferred dtype, for which kernels are tuned: every variant in the two scenarios that between them have
     prompts, chunks and decodes, in one batch and apart, and everything else that is asked of the base variant. In the
     other dtypes, what a second half precision is asked, in one scenario.
+
+    by_name_only: of a backend that the platform itself never chooses, which may be the setting of another one: the
+    preferred dtype only, every variant in one scenario, and the base variant in all.
     """
     for variant, dtype, scenario in cases:
-        if dtype != preferred:
+        if by_name_only:
+            kept = dtype == preferred and (variant == "base" or scenario == "mixed")
+        elif dtype != preferred:
             kept = variant in THIN_VARIANTS and scenario == "mixed"
         elif variant == "base":
             kept = True

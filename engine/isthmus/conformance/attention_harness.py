@@ -24,6 +24,8 @@ from isthmus.worker.input_buffers import InputBuffers
 
 SPARE_BLOCKS = 3
 """Blocks that no sequence of a scenario ever takes."""
+SHOWN_BLOCKS = 8
+"""Of a long table, in a message."""
 STALE_KEY, STALE_VALUE = 30.0, 100.0
 """Magnitudes of what earlier sequences left behind: a read of it wins the softmax and shows in the result."""
 FLAT_KEY, FLAT_VALUE = 0.1, 5.3
@@ -101,14 +103,18 @@ class PagedCache:
         self.fill(block_ids, k, v)
 
     def fill(self, block_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write k and v [n, K, D] into blocks, through the backend, as one short prompt a block.
+        """Write k and v [n, K, D] into blocks, through the backend."""
+        self.step(self.prompts(block_ids, k, v))
+
+    def prompts(self, block_ids: Sequence[int], k: torch.Tensor, v: torch.Tensor) -> list[Row]:
+        """One short prompt a block, which together write k and v [n, K, D].
 
         That costs little where n is large: what is in a cache does not depend on the request that wrote it.
         """
         q = torch.zeros(len(k), self.spec.num_heads, self.spec.head_dim, dtype=self.spec.dtype)
         parts = (tensor.split(self.spec.block_size) for tensor in (q, k, v))
         rows = zip(block_ids, *parts, strict=True)
-        self.step([Row(q_part, k_part, v_part, 0, (block,)) for block, q_part, k_part, v_part in rows])
+        return [Row(q_part, k_part, v_part, 0, (block,)) for block, q_part, k_part, v_part in rows]
 
     def bits(self, block_ids: Sequence[int]) -> KVCache:
         """These blocks of every tensor, to compare, on the host."""
@@ -150,21 +156,22 @@ class PagedCache:
         lens = np.array([row.first + len(row.q) for row in rows])
         max_blocks = -(-int(lens.max()) // self.spec.block_size)
         buffers = self._buffers
+        (slot_mapping,), (block_table,) = buffers.slot_mappings, buffers.block_tables
         buffers.query_start_loc.np[1 : num_reqs + 1] = np.cumsum(counts)
         buffers.query_start_loc.np[num_reqs + 1 : padded_reqs + 1] = num_tokens
         buffers.seq_lens.np[:num_reqs] = lens
         buffers.seq_lens.np[num_reqs:padded_reqs] = 0
-        buffers.block_table.np[:padded_reqs, :max_blocks] = 0
+        block_table.np[:padded_reqs, :max_blocks] = 0
         for index, row in enumerate(rows):
             table = row.block_ids[: -(-int(lens[index]) // self.spec.block_size)]
-            buffers.block_table.np[index, : len(table)] = table
-        buffers.slot_mapping.np[:num_tokens] = np.concatenate([self._slots(row) for row in rows])
-        buffers.slot_mapping.np[num_tokens:padded_tokens] = -1
+            block_table.np[index, : len(table)] = table
+        slot_mapping.np[:num_tokens] = np.concatenate([self._slots(row) for row in rows])
+        slot_mapping.np[num_tokens:padded_tokens] = -1
         return AttentionBatch(
             query_start_loc=buffers.query_start_loc.commit(padded_reqs + 1),
             seq_lens=buffers.seq_lens.commit(padded_reqs),
-            block_table=buffers.block_table.commit(padded_reqs, max_blocks),
-            slot_mapping=buffers.slot_mapping.commit(padded_tokens),
+            block_table=block_table.commit(padded_reqs, max_blocks),
+            slot_mapping=slot_mapping.commit(padded_tokens),
             num_reqs=padded_reqs,
             num_tokens=num_tokens,
             max_query_len=int(counts.max()) + padding.max_query_len,
@@ -259,10 +266,13 @@ class Play:
         num_blocks = 1 + SPARE_BLOCKS + sum(-(-len(one.q) // spec.block_size) for one in self.requests.values())
         self.cache = cache_type(target, backend, spec, num_blocks)
         self._free = (torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(7)) + 1).tolist()
+        prompts = []
         for number, tokens in scenario.computed.items():
             request = self.requests[number]
             self._allocate(number, tokens)
-            self.cache.fill(request.block_ids, request.k[:tokens], request.v[:tokens])
+            prompts += self.cache.prompts(request.block_ids, request.k[:tokens], request.v[:tokens])
+        if prompts:
+            self.cache.step(prompts)
 
     def run(self) -> float:
         """All steps; the largest error as a share of the tolerance.
@@ -313,10 +323,17 @@ class Play:
         for (number, tokens), row, got in zip(step, rows, parts, strict=True):
             request, end = self.requests[number], row.first + tokens
             want = textbook_attention(row.q, request.k[:end], request.v[:end], spec, row.first)
-            what = f"step {index}, request {number}, positions {row.first} to {end - 1}, blocks {list(row.block_ids)}"
+            what = f"step {index}, request {number}, positions {row.first} to {end - 1}, blocks {brief(row.block_ids)}"
             assert_close(got, want, rtol=limit, atol=limit, what=what, dtype=spec.dtype)
             worst = max(worst, float(((got.double() - want).abs() / (limit + limit * want.abs())).max()))
         return worst
+
+
+def brief(block_ids: Sequence[int]) -> str:
+    """The first of them, if there are many."""
+    if len(block_ids) <= SHOWN_BLOCKS:
+        return str(list(block_ids))
+    return f"[{', '.join(map(str, block_ids[:SHOWN_BLOCKS]))}, ...]"
 
 
 def skip_unsupported(target: Target, backend: type[AttentionBackend], spec: AttentionSpec) -> None:

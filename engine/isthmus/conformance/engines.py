@@ -65,7 +65,7 @@ def runner_of(llm: LLM) -> ModelRunner:
 
 def attention_names(llm: LLM) -> str:
     """The backends that serve the model's kinds of attention, in the order of its layers."""
-    return ", ".join(backend.name for backend in runner_of(llm)._groups.backends)
+    return ", ".join(backend.name for backend in runner_of(llm)._attention.backends)
 
 
 def assert_idle(llm: LLM) -> None:

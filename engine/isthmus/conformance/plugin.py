@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import platform as host
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -198,12 +199,20 @@ class Kit:
                 "isthmus": __version__,
                 "torch": metadata.version("torch"),
                 "python": host.python_version(),
+                **kernel_compilers(),
             },
             machine=f"{host.system()} {host.machine()}",
         )
 
 
 KIT = pytest.StashKey[Kit]()
+COMPILERS = ("triton",)
+"""Packages that compile or interpret kernels, on whose versions results depend as they do on torch's."""
+
+
+def kernel_compilers() -> dict[str, str]:
+    """Name -> version of those that are installed."""
+    return {name: metadata.version(name) for name in COMPILERS if importlib.util.find_spec(name) is not None}
 
 
 class Table:

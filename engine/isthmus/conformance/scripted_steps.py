@@ -23,13 +23,13 @@ from isthmus.engine.setup import EngineSetup, prepare
 from isthmus.layers.env import ForwardContext
 from isthmus.platforms import AttentionBackend, AttentionBatch, BatchShape, GraphBackend, GraphSupport
 from isthmus.platforms.graph import Forward
-from isthmus.scheduler.output import NO_BLOCK_OPS, CachedRequestData, NewRequestData, SchedulerOutput
+from isthmus.scheduler.output import CachedRequestData, NewRequestData, SchedulerOutput
 from isthmus.worker.worker import Worker
 
 Script = Sequence[Mapping[str, int]]
 """A step each: request -> tokens that it computes."""
-MAX_TOKENS, MAX_REQS = 128, 16
-"""Of a step."""
+MAX_TOKENS, MAX_REQS = 125, 15
+"""Of a step: no multiples of what a policy may round up to."""
 MAX_LEN = 256
 """Of a request."""
 NUM_BLOCKS = 160
@@ -137,12 +137,12 @@ def play(
     worker = Worker(setup.config, platform, setup.plugins, setup.checkpoint, setup.spec)
     with mock.patch.object(platform, "graph_backend", return_value=watched):
         worker.start()
-    backends = worker.runner._groups.backends
+    backends = worker.runner._attention.backends
     watched.watch(backends)
     steps = ScriptedScheduler(setup.config.cache.block_size)
     for output in steps.outputs(script):
         worker.execute_model(output)
-    layers = worker.runner._groups.layer_groups
+    layers = worker.runner._attention.layer_groups
     return Run(
         tuple(watched.records),
         tuple(backends[group] for group in layers),
@@ -176,7 +176,7 @@ class ScriptedScheduler:
             scheduled_cached_reqs=cached,
             num_scheduled_tokens=known | starting,
             total_num_scheduled_tokens=sum(counts.values()),
-            block_ops=NO_BLOCK_OPS,
+            block_ops=(),
             finished_req_ids=[],
             preempted_req_ids=[],
         )

@@ -115,6 +115,11 @@ def _exported(tree: ast.Module) -> tuple[str, ...]:
     return ()
 
 
+def _is_public(name: str) -> bool:
+    """A container's special methods are asked of whoever implements it; other ones are a class's own."""
+    return not name.startswith("_") or name in ("__len__", "__iter__")
+
+
 def _public_names(node: ast.stmt, exported: Iterable[str]) -> list[str]:
     """Lower-case variables (a logger, a marker) are private unless the package exports them."""
     match node:
@@ -180,7 +185,7 @@ def _members(node: ast.ClassDef, class_kind: str) -> Iterator[tuple[str, str, st
             case ast.FunctionDef(name="__init__"):
                 yield "__init__", _method_kind(statement, class_kind), _signature(statement, is_method=True)
                 yield from _instance_attributes(statement)
-            case ast.FunctionDef(name=name) if not name.startswith("_"):
+            case ast.FunctionDef(name=name) if _is_public(name):
                 yield name, _method_kind(statement, class_kind), _signature(statement, is_method=True)
             case ast.AnnAssign(target=ast.Name(id=name)) if not name.startswith("_"):
                 yield name, _variable_kind(statement, class_kind), _variable(statement)

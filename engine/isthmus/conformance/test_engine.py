@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -23,6 +24,7 @@ INIT_STD = 0.3
 NUM_TOKENS = 24
 NUM_BLOCKS = 96
 MAX_NUM_SEQS = 8
+SWAP_SPACE_GIB = 0.01
 SMALL_BUDGET = 8
 """Tokens of a step, above one block."""
 
@@ -105,6 +107,57 @@ def test_preemption(engine: Engine, solo: Solo, caching: bool, record_property: 
         solo.check(requests, answers(generate(llm, requests)))
         record_property(f"preemptions {'cached' if caching else 'recomputed'}", num_preemptions(llm))
         assert num_preemptions(llm) > 0, f"{len(requests)} requests in {num_blocks} blocks, and none was preempted"
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_swap(engine: Engine, solo: Solo, mode: str, record_property: Fact) -> None:
+    """As `test_preemption`, with victims that go to the host and come back."""
+    length = solo.block_size - 2
+    requests = [(random_prompt(length, seed=index), params(solo, index)) for index in range(MAX_NUM_SEQS)]
+    with engine(
+        num_blocks=tight_pool(solo, requests),
+        preemption_mode="swap",
+        swap_space_gib=SWAP_SPACE_GIB,
+        enable_prefix_caching=False,
+        async_scheduling=mode == "async",
+    ) as llm:
+        solo.check(requests, answers(generate(llm, requests)))
+        stats = llm._core.scheduler.stats
+        record_property(f"swaps {mode}", stats.num_swap_preemptions)
+        assert stats.num_swap_preemptions > 0, f"{stats.num_preemptions} preemptions, none of them by swap"
+        assert stats.num_swapped_in_blocks > 0, "what was swapped out never came back"
+
+
+def test_prefix_on_the_host(engine: Engine, solo: Solo) -> None:
+    """A prefix that the device had to give up comes back from the host."""
+    size = solo.block_size
+    first = (random_prompt(3 * size + 1, seed=31), params(solo, 0))
+    others = [(random_prompt(3 * size + 1, seed=32 + index), params(solo, index)) for index in range(4)]
+    with engine(num_blocks=tight_pool(solo, [first]), swap_space_gib=SWAP_SPACE_GIB) as llm:
+        for request in (first, *others, first):
+            outputs = generate(llm, [request])
+            solo.check([request], answers(outputs))
+        assert outputs[0].num_cached_tokens == 3 * size, f"{outputs[0].num_cached_tokens} tokens found"
+        assert llm._core.scheduler.stats.host_prefix_hits > 0, "nothing came from the host"
+
+
+def test_siblings_share_their_prompt(engine: Engine, solo: Solo) -> None:
+    """Completions of one prompt begin with its blocks; the last of these, which is not full, is copied."""
+    prompt = random_prompt(2 * solo.block_size + 3, seed=40)
+    one = params(solo, 1)
+    assert one.seed is not None
+    together = dataclasses.replace(one, n=3)
+    alone = [(prompt, dataclasses.replace(one, seed=one.seed + index)) for index in range(3)]
+    with engine(enable_prefix_caching=False) as llm:
+        (output,) = llm.generate([list(prompt)], together, progress=False)
+        solo.check(alone, [completion.token_ids for completion in output.outputs])
+
+
+def test_asynchronous_steps(engine: Engine, solo: Solo) -> None:
+    """The next step is planned before this one's tokens are known: chunks, ends and preemptions included."""
+    requests = of_many_lengths(solo)
+    with engine(async_scheduling=True, max_num_batched_tokens=33, num_blocks=tight_pool(solo, requests) + 2) as llm:
+        solo.check(requests, answers(generate(llm, requests)))
 
 
 def test_shared_prefix(engine: Engine, solo: Solo) -> None:

@@ -14,15 +14,17 @@ import torch.nn.functional as F
 
 from isthmus.conformance.compare import assert_close, assert_equal, name_of
 from isthmus.conformance.op_inputs import Arguments, op_inputs, strided_rows
-from isthmus.conformance.plugin import target_of
+from isthmus.conformance.plugin import is_thin, target_of
 from isthmus.conformance.target import Target
-from isthmus.ops.registry import OpFn
+from isthmus.ops.registry import Op, OpFn
 from isthmus.platforms import LinearBackend, LinearSpec
 
 HOST = torch.device("cpu")
 LINEAR_SHAPES = ((1, 1), (65, 33), (1000, 1), (576, 1536), (4096, 256))
 """(in_features, out_features): the smallest, odd ones, a small model's, and a sum long enough to show its precision."""
 LINEAR_ROWS = (0, 1, 2, 7, 33, 256)
+MANY_ROWS = 1031
+"""Of a long prompt: not a multiple of any tile."""
 LINEAR_TOLERANCES = MappingProxyType(
     {torch.float32: (1e-5, 2e-5), torch.float16: (1e-3, 4e-3), torch.bfloat16: (8e-3, 3.2e-2)}
 )
@@ -60,16 +62,23 @@ class LinearCase:
         return f"{self.backend}-{name_of(s.dtype)}-{s.in_features}to{s.out_features}"
 
 
-def op_cases(target: Target) -> list[OpCase]:
-    """Every op, provider, dtype of the device for which the op has tolerances, and input."""
+def op_cases(target: Target, *, thin: bool = False) -> list[OpCase]:
+    """Every op, provider, dtype of the device for which the op has tolerances, and input.
+
+    thin: an op that is exact in all dtypes, because its numbers are float32 or integers whatever the dtype, in one.
+    """
     return [
         OpCase(op.name, provider, dtype, index, name)
         for op in target.registry.ops.values()
         for provider in target.registry.providers(op.name)
-        for dtype in target.dtypes
+        for dtype in (target.dtypes[:1] if thin and is_exact(op) else target.dtypes)
         if dtype in op.tolerances
         for index, (name, _) in enumerate(op_inputs(op, HOST, dtype))
     ]
+
+
+def is_exact(op: Op) -> bool:
+    return not any(any(tolerance) for tolerance in op.tolerances.values())
 
 
 def linear_specs(target: Target) -> list[LinearSpec]:
@@ -95,7 +104,7 @@ def linear_cases(target: Target) -> list[LinearCase]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     target = target_of(metafunc.config)
     if "op_case" in metafunc.fixturenames:
-        metafunc.parametrize("op_case", op_cases(target), ids=str)
+        metafunc.parametrize("op_case", op_cases(target, thin=is_thin(metafunc.config)), ids=str)
     if "op_provider" in metafunc.fixturenames:
         pairs = [(op, provider) for op in target.registry.ops for provider in target.registry.providers(op)]
         metafunc.parametrize("op_provider", pairs, ids="-".join)
@@ -261,6 +270,27 @@ def test_a_linear_layer_takes_strided_rows(target: Target, linear_case: LinearCa
     rtol, atol = LINEAR_TOLERANCES[linear_case.spec.dtype]
     result = backend.apply(strided_rows(x, target.device), packed, None)
     assert_close(result, linear_oracle(x, weight, None), rtol=rtol, atol=atol, what=f"{linear_case}, strided rows")
+
+
+def test_a_linear_layer_takes_many_rows(target: Target, linear_case: LinearCase) -> None:
+    x, weight, _ = linear_arguments(linear_case.spec, MANY_ROWS, bias=False)
+    backend = target.linear_backends[linear_case.backend](linear_case.spec)
+    result = backend.apply(x.to(target.device), packed_weight(backend, weight, target), None)
+    rtol, atol = LINEAR_TOLERANCES[linear_case.spec.dtype]
+    assert_close(result, linear_oracle(x, weight, None), rtol=rtol, atol=atol, what=f"{linear_case}, {MANY_ROWS} rows")
+
+
+def test_a_linear_backend_serves_several_weights(target: Target, linear_case: LinearCase) -> None:
+    """One instance a spec: the layers of that spec share it."""
+    x, weight, _ = linear_arguments(linear_case.spec, 7, bias=False)
+    backend = target.linear_backends[linear_case.backend](linear_case.spec)
+    weights = [weight, weight.flip(0) * 0.5, -weight]
+    packed = [packed_weight(backend, one, target) for one in weights]
+    rtol, atol = LINEAR_TOLERANCES[linear_case.spec.dtype]
+    for place in (0, 2, 1):
+        result = backend.apply(x.to(target.device), packed[place], None)
+        what = f"{linear_case}, weight {place} of 3 that were packed one after the other"
+        assert_close(result, linear_oracle(x, weights[place], None), rtol=rtol, atol=atol, what=what)
 
 
 def test_a_linear_backend_says_what_it_declines(target: Target, linear_backend: str, record_property: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from isthmus.engine.core import EngineCore
 from isthmus.scheduler.output import RequestDelta
@@ -14,7 +14,12 @@ class EngineClient(ABC):
     """The core's calls, as seen from the front end."""
 
     @abstractmethod
-    def add_request(self, request: Request) -> None: ...
+    def check_request(self, request: Request) -> None:
+        """Raises RequestError for a request that could never run, or never wait. Nothing is queued."""
+
+    @abstractmethod
+    def add_requests(self, requests: Sequence[Request]) -> None:
+        """Queue one request, or those of one prompt, the leader first; all or none."""
 
     @abstractmethod
     def abort_requests(self, request_ids: Iterable[str]) -> None: ...
@@ -37,8 +42,11 @@ class InprocClient(EngineClient):
     def __init__(self, core: EngineCore) -> None:
         self.core = core
 
-    def add_request(self, request: Request) -> None:
-        self.core.add_request(request)
+    def check_request(self, request: Request) -> None:
+        self.core.check_request(request)
+
+    def add_requests(self, requests: Sequence[Request]) -> None:
+        self.core.add_requests(requests)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         self.core.abort_requests(request_ids)

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from isthmus.errors import InvalidParamsError, InvalidPromptError
-from isthmus.sampling_params import SamplingParams
+from isthmus.sampling_params import BeamSearchParams, SamplingParams
+from isthmus.scheduler.beam import BeamGroup
 from isthmus.scheduler.request import Request
+from isthmus.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -53,15 +55,23 @@ class InputProcessor:
         self.limits = limits
         self._seeds = random.Random(seed)
 
-    def process(self, request_id: str, prompt: Prompt, params: SamplingParams) -> tuple[Request, str | None]:
+    def process(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | BeamSearchParams,
+        scheduling: SchedulingParams = DEFAULT_SCHEDULING,
+    ) -> tuple[Request, str | None]:
         """The request and the prompt's text, if it was given as text.
 
         Raises InvalidPromptError or InvalidParamsError.
         """
         text, token_ids = self._tokenize(prompt)
         self._check_length(token_ids)
-        self._check_params(params)
         params.check_vocab(self.limits.vocab_size)
+        if isinstance(params, BeamSearchParams):
+            return self._first_beam(request_id, token_ids, params, scheduling), text
+        self._check_params(params)
         bad_words_ids = self._bad_words_ids(params)
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
         request = Request(
@@ -71,9 +81,24 @@ class InputProcessor:
             eos_token_ids=self.limits.eos_token_ids,
             bad_words_ids=bad_words_ids,
             seed=seed,
+            scheduling=scheduling,
         )
         params.check_masks(bad_words_ids, self.limits.vocab_size, request.stop_ids)
         return request, text
+
+    def _first_beam(
+        self, request_id: str, token_ids: list[int], params: BeamSearchParams, scheduling: SchedulingParams
+    ) -> Request:
+        eos_token_ids = () if params.ignore_eos else self.limits.eos_token_ids
+        request = Request(
+            request_id,
+            token_ids,
+            params.of_a_beam(len({*eos_token_ids, *params.stop_token_ids})),
+            eos_token_ids=eos_token_ids,
+            scheduling=scheduling,
+        )
+        request.beams = BeamGroup(params, request)
+        return request
 
     def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):

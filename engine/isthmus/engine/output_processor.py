@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from isthmus.engine.detokenizer import IncrementalDetokenizer, TokenDecoder
 from isthmus.outputs import CompletionOutput, FinishReason, Logprob, RequestMetrics, RequestOutput, TokenLogprobs
-from isthmus.scheduler.output import RawLogprobs, RequestDelta
+from isthmus.scheduler.output import BeamSequence, RawLogprobs, RequestDelta
 from isthmus.scheduler.request import Request
 
 if TYPE_CHECKING:
@@ -91,7 +91,11 @@ class OutputProcessor:
             if finish_reason is not None and delta.finish_reason is None:
                 done.to_abort.append(delta.request_id)
             if finish_reason is not None or live.stream:
-                done.outputs.append(self._output(live, finish_reason, stop_reason, now))
+                if delta.beams is None:
+                    completions = [self._completion(live, finish_reason, stop_reason)]
+                else:
+                    completions = self._sequences(live, delta.beams)
+                done.outputs.append(self._output(live, completions, now, finished=finish_reason is not None))
         return done
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestOutput]:
@@ -100,7 +104,9 @@ class OutputProcessor:
         lives = [self._live[request_id] for request_id in dict.fromkeys(request_ids) if request_id in self._live]
         for live in lives:
             live.detokenizer.finish()
-        return [self._output(live, FinishReason.ABORT, None, now) for live in lives]
+        return [
+            self._output(live, [self._completion(live, FinishReason.ABORT, None)], now, finished=True) for live in lives
+        ]
 
     def abort_all(self) -> list[str]:
         """Forget every live request, without outputs; returns their ids."""
@@ -146,13 +152,12 @@ class OutputProcessor:
             for token, (logprob, rank) in entry.items()
         }
 
-    def _output(
-        self, live: _Live, finish_reason: FinishReason | None, stop_reason: int | str | None, now: float
-    ) -> RequestOutput:
+    def _completion(
+        self, live: _Live, finish_reason: FinishReason | None, stop_reason: int | str | None
+    ) -> CompletionOutput:
+        """What there is so far. Lists are copied only while they may still grow."""
         finished = finish_reason is not None
-        if finished:
-            del self._live[live.request.request_id]
-        completion = CompletionOutput(
+        return CompletionOutput(
             index=0,
             text=live.detokenizer.text,
             token_ids=live.token_ids if finished else live.token_ids.copy(),
@@ -161,11 +166,37 @@ class OutputProcessor:
             finish_reason=finish_reason,
             stop_reason=stop_reason,
         )
+
+    def _sequences(self, live: _Live, found: Sequence[BeamSequence]) -> list[CompletionOutput]:
+        """What a beam search found, each as the only output of a request would be."""
+        params = live.request.params
+        completions = []
+        for index, sequence in enumerate(found):
+            hidden = sequence.finish_reason is FinishReason.STOP and not params.include_stop_str_in_output
+            detokenizer = IncrementalDetokenizer(self._decoder, params)
+            detokenizer.append(sequence.token_ids, hide_last=hidden)
+            detokenizer.finish()
+            completions.append(
+                CompletionOutput(
+                    index=index,
+                    text=detokenizer.text,
+                    token_ids=sequence.token_ids,
+                    cumulative_logprob=sequence.logprob,
+                    finish_reason=sequence.finish_reason,
+                    stop_reason=sequence.stop_reason,
+                    score=sequence.score,
+                )
+            )
+        return completions
+
+    def _output(self, live: _Live, completions: list[CompletionOutput], now: float, *, finished: bool) -> RequestOutput:
+        if finished:
+            del self._live[live.request.request_id]
         return RequestOutput(
             request_id=live.request.request_id,
             prompt=live.prompt,
             prompt_token_ids=live.prompt_token_ids,
-            outputs=[completion],
+            outputs=completions,
             finished=finished,
             prompt_logprobs=live.prompt_logprobs,
             num_cached_tokens=live.num_cached_tokens,

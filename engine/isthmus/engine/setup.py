@@ -10,13 +10,19 @@ from isthmus.checkpoints.hf_tokenizer import load_hf_tokenizer
 from isthmus.checkpoints.open import open_checkpoint
 from isthmus.config import EngineConfig, ModelFacts, PlatformFacts, Resolved, resolve
 from isthmus.engine.core import EngineCore
+from isthmus.executor.threaded import ThreadedExecutor
 from isthmus.executor.uniproc import UniprocExecutor
 from isthmus.models.spec import ModelSpec
 from isthmus.plugins.manager import PluginManager, Selection
+from isthmus.plugins.policy import PolicyRegistry
 from isthmus.worker.worker import Worker
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from transformers import PreTrainedTokenizerBase
+
+    from isthmus.platforms import Platform
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +69,16 @@ def prepare(config: EngineConfig, plugins: PluginManager | None = None) -> Engin
             name=selection.name,
             device=f"{info.name} ({info.arch})",
             dtypes=info.dtypes,
-            proposals=selection.platform.config_defaults(config),
+            proposals=_proposals(selection.platform, config),
         ),
     )
     spec = replace(spec, max_model_len=resolved.config.model.max_model_len)
     return EngineSetup(resolved, selection, plugins, checkpoint, spec)
+
+
+def _proposals(platform: Platform, config: EngineConfig) -> Mapping[str, object]:
+    """What the platform proposes, and what follows from the facts about its devices."""
+    return {"scheduler.async_scheduling": platform.is_asynchronous, **platform.config_defaults(config)}
 
 
 def make_core(setup: EngineSetup) -> EngineCore:
@@ -76,5 +87,13 @@ def make_core(setup: EngineSetup) -> EngineCore:
     def make_worker(config: EngineConfig) -> Worker:
         return Worker(config, setup.selection.platform, setup.plugins, setup.checkpoint, setup.spec)
 
+    policies = PolicyRegistry()
+    setup.plugins.register_policies(policies)
     asked = setup.resolved.provenance["model.max_model_len"].source == "user"
-    return EngineCore(setup.config, UniprocExecutor(make_worker), may_lower_max_model_len=not asked)
+    executor = ThreadedExecutor if setup.config.scheduler.async_scheduling else UniprocExecutor
+    return EngineCore(
+        setup.config,
+        executor(make_worker),
+        policy=policies.make(setup.config.scheduler),
+        may_lower_max_model_len=not asked,
+    )

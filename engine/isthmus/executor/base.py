@@ -4,19 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 from isthmus.config import EngineConfig
-from isthmus.scheduler.output import ModelRunnerOutput, SchedulerOutput
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLimits:
-    """What the workers found that they can hold, in usable blocks; the smallest of all ranks."""
-
-    num_device_blocks: int
-    num_host_blocks: int = 0
+from isthmus.scheduler.output import EngineLimits, ModelRunnerOutput, SchedulerOutput
 
 
 class Executor(ABC):

@@ -8,8 +8,8 @@ from typing import Any
 
 from isthmus.config import EngineConfig
 from isthmus.errors import EngineDeadError
-from isthmus.executor.base import EngineLimits, Executor
-from isthmus.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from isthmus.executor.base import Executor
+from isthmus.scheduler.output import EngineLimits, ModelRunnerOutput, SchedulerOutput
 from isthmus.worker.worker import Worker
 
 
@@ -22,7 +22,7 @@ class UniprocExecutor(Executor):
 
     def start(self, config: EngineConfig) -> EngineLimits:
         self._worker = self._make_worker(config)
-        return EngineLimits(num_device_blocks=self._worker.start())
+        return self._worker.start()
 
     @property
     def worker(self) -> Worker:

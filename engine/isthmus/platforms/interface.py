@@ -35,6 +35,8 @@ class Platform(ABC):
     """Environment variable that limits the visible devices, if there is one."""
     ray_resource: str | None = None
     """Ray's resource key, if Ray can place this device."""
+    is_asynchronous: bool = False
+    """Whether queued work runs while the host goes on; if so, the next step is scheduled meanwhile."""
     profile_tokens: int | None = None
     """Tokens of the start-up profiling step; None = the whole token budget. A smaller step is scaled up linearly."""
     unclaimed: Mapping[str, str] = MappingProxyType({})
@@ -69,7 +71,7 @@ class Platform(ABC):
 
         Default: copies at once.
         """
-        host = tensor.cpu()
+        host = tensor.to("cpu", copy=True)
         return lambda: host
 
     def config_defaults(self, config: EngineConfig) -> Mapping[str, object]:

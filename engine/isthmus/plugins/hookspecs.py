@@ -1,4 +1,4 @@
-"""The five hooks. Zero implementations of any of them is fine, and none is `firstresult`.
+"""The six hooks. Zero implementations of any of them is fine, and none is `firstresult`.
 
 A choice between implementations is made from the data that they return, so that it can be explained.
 """
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from isthmus.platforms import Platform
     from isthmus.plugins.commands import CommandRegistry
     from isthmus.plugins.entry import PlatformEntry
+    from isthmus.plugins.policy import PolicyRegistry
 
 hookspec = pluggy.HookspecMarker("isthmus")
 
@@ -70,6 +71,16 @@ def isthmus_register_commands(registry: CommandRegistry) -> None:
     Called once when the command line starts, before it is parsed. Keep imports inside the command's own function.
 
     :param registry: where `add` puts a command.
+    """
+
+
+@hookspec
+def isthmus_register_policies(registry: PolicyRegistry) -> None:
+    """Add scheduling policies.
+
+    Called where an engine core is made, after the configuration is resolved.
+
+    :param registry: where `register` puts a policy under the name that ``scheduler.policy`` takes.
     """
 
 

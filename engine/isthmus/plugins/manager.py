@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from isthmus.ops.registry import KernelRegistry
     from isthmus.platforms import Platform
     from isthmus.plugins.commands import CommandRegistry
+    from isthmus.plugins.policy import PolicyRegistry
 
 GROUP = "isthmus"
 """Entry-point group of the plugins."""
@@ -147,6 +148,10 @@ class PluginManager:
     def register_commands(self, registry: CommandRegistry) -> None:
         """Let every plugin add its subcommands. Raises PluginError naming a plugin that fails."""
         self._call_all("isthmus_register_commands", registry=registry)
+
+    def register_policies(self, registry: PolicyRegistry) -> None:
+        """Let every plugin add its scheduling policies. Raises PluginError naming a plugin that fails."""
+        self._call_all("isthmus_register_policies", registry=registry)
 
     def stat_loggers(self, config: EngineConfig) -> list[Any]:
         """The stat loggers of all plugins, in load order. Raises PluginError naming a plugin that fails."""

@@ -7,7 +7,8 @@ usable ones, ids 1..num_blocks.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 
 NULL_BLOCK = 0
 
@@ -39,6 +40,17 @@ class BlockPool:
     def is_free(self, block_id: int) -> bool:
         """Whether nobody holds the block. It may still be found by its hash."""
         return self._ref_counts[block_id] == 0
+
+    def num_references(self, block_id: int) -> int:
+        """How many tables hold the block."""
+        return self._ref_counts[block_id]
+
+    def next_to_lose(self, count: int) -> Iterator[tuple[int, bytes]]:
+        """(block, hash) of those among the next `count` blocks to be handed out whose content can be found now."""
+        for block_id in islice(self._free, count):
+            block_hash = self._hash_of[block_id]
+            if block_hash is not None:
+                yield block_id, block_hash
 
     def take(self, count: int) -> list[int]:
         """`count` blocks with one reference each, least recently used first; their old hashes are forgotten.
@@ -96,7 +108,7 @@ class BlockPool:
             del self._by_hash[block_hash]
             self._hash_of[block_id] = None
 
-    def check_integrity(self, references: dict[int, int]) -> None:
+    def check_integrity(self, references: Mapping[int, int]) -> None:
         """Compare with `references`, block id -> tables that hold it. Raises RuntimeError with the first fault."""
         for block_id in range(1, self.num_blocks + 1):
             count = self._ref_counts[block_id]

@@ -29,7 +29,8 @@ NO_BLOCK_OPS = BlockOps()
 class NewRequestData:
     """Everything about a request that the worker does not hold: a new one, or one that comes back after preemption.
 
-    token_ids: prompt and outputs so far.  block_ids: the whole table.
+    token_ids: prompt and outputs so far.  block_ids: the whole table of the first block group.  window_block_ids: the
+    tables of the others, 0 where the window has moved on.
     """
 
     request_id: str
@@ -41,29 +42,36 @@ class NewRequestData:
     seed: int
     stop_ids: frozenset[int]
     bad_words_ids: tuple[tuple[int, ...], ...]
+    window_block_ids: tuple[list[int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CachedRequestData:
     """The delta of the requests that the worker holds.
 
-    num_computed_tokens runs parallel to req_ids; new_block_ids has an entry only where the table grew.
+    num_computed_tokens runs parallel to req_ids; new_block_ids has an entry only where the table grew, and
+    new_window_block_ids beside it for the other block groups.  last_token_ids: of beams, to take the place of what the
+    worker has as their last token, which is one that it sampled itself.
     """
 
     req_ids: list[str] = field(default_factory=list)
     num_computed_tokens: list[int] = field(default_factory=list)
     new_block_ids: dict[str, list[int]] = field(default_factory=dict)
+    new_window_block_ids: dict[str, tuple[list[int], ...]] = field(default_factory=dict)
+    last_token_ids: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """One step. `num_scheduled_tokens` is in batch order: first the cached requests, then the new ones."""
+    """One step. `num_scheduled_tokens` is in batch order: first the cached requests, then the new ones. `block_ops` has
+    an entry a block group.
+    """
 
     scheduled_new_reqs: list[NewRequestData]
     scheduled_cached_reqs: CachedRequestData
     num_scheduled_tokens: dict[str, int]
     total_num_scheduled_tokens: int
-    block_ops: BlockOps
+    block_ops: tuple[BlockOps, ...]
     finished_req_ids: list[str]
     preempted_req_ids: list[str]
 
@@ -83,9 +91,44 @@ class ModelRunnerOutput:
     invalid_req_ids: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class GroupLimits:
+    """Usable blocks of the layers that see `window` tokens; None = all of a sequence."""
+
+    num_blocks: int
+    num_host_blocks: int = 0
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What the workers found at start: usable blocks that they can hold, and how fast they are; the least of all ranks.
+
+    groups: one a block group; the first is the one that settings speak of.  prefill_tokens_per_s, block_copies_per_s:
+    measured at start; None = not measured.
+    """
+
+    groups: tuple[GroupLimits, ...]
+    prefill_tokens_per_s: float | None = None
+    block_copies_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSequence:
+    """An output that beam search found. logprob: the sum over its tokens.  score: that, with the length penalty.
+    stop_reason: as in RequestDelta.
+    """
+
+    token_ids: list[int]
+    logprob: float
+    score: float
+    finish_reason: FinishReason
+    stop_reason: int | None = None
+
+
 @dataclass(slots=True)
 class RequestDelta:
-    """What a step did for one request, on its way to the front end."""
+    """What a step did for one request, on its way to the front end. beams: what a beam search found, at its end."""
 
     request_id: str
     new_token_ids: list[int]
@@ -94,3 +137,4 @@ class RequestDelta:
     num_cached_tokens: int = 0
     logprobs: list[RawLogprobs] | None = None
     prompt_logprobs: tuple[int, list[RawLogprobs]] | None = None
+    beams: list[BeamSequence] | None = None

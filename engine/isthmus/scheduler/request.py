@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from isthmus.outputs import FinishReason
 from isthmus.sampling_params import SamplingParams
+from isthmus.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
+
+if TYPE_CHECKING:
+    from isthmus.scheduler.beam import BeamGroup
 
 
 class RequestStatus(enum.Enum):
-    """Where a request is. WAITING covers preempted requests too: they come back like new ones, with their outputs."""
+    """Where a request is. HELD ones wait for the prompt that their leader computes for all of them, or, without a place
+    on the device, for the other beams of their group. WAITING covers
+    requests that were preempted to be recomputed: they come back like new ones, with their outputs. SWAPPED ones have
+    their blocks on the host.
+    """
 
+    HELD = "held"
     WAITING = "waiting"
+    SWAPPED = "swapped"
     RUNNING = "running"
     FINISHED = "finished"
 
@@ -21,31 +33,47 @@ class RequestStatus(enum.Enum):
 class Request:
     """Mutable state of one request, owned by the scheduler.
 
-    token_ids: prompt, then outputs.  num_computed_tokens: KV positions that are valid, or will be when the step in
-    flight ends; always <= num_tokens, and == num_tokens - 1 after a decode.  block_ids: its block table.
-    block_hashes: chained hashes of its full blocks, as far as they were needed.  num_published_blocks: how many of its
-    blocks are findable by hash.  num_cached_tokens: prompt tokens found in the prefix cache at first admission.
+    token_ids: prompt, then outputs.  num_placeholders: tokens that steps under way will sample.
+    num_computed_tokens: KV positions that are valid, or will be when the steps under way end; always <= num_tokens +
+    num_placeholders.  block_ids: its block table.  window_tables: those of the other block groups.
+    host_tables: where its blocks are while it is swapped, a table a group.  block_hashes: chained hashes of its full
+    blocks, as far as they were needed.  num_published_blocks: how many of its blocks are findable by hash.
+    num_cached_tokens: prompt tokens found in the prefix cache at first admission, -1 before.
+    cache_keys: what beside the tokens its keys and values depend on, by kind ("salt", "adapter" with the id of its
+    weights, ...): only requests that are equal in all of it share blocks.
+    leader: the request of the same group whose blocks it begins with, until it is admitted.  num_siblings: requests of
+    its group, itself included.  beams: the beam search that it is a part of.  claim: the scheduling policy's own.
     """
 
     __slots__ = (
         "arrival_s",
         "bad_words_ids",
+        "beams",
         "block_hashes",
         "block_ids",
-        "cache_salt",
+        "cache_keys",
+        "claim",
         "eos_token_ids",
+        "host_tables",
+        "is_system",
+        "leader",
         "max_total_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_placeholders",
         "num_preemptions",
         "num_prompt_tokens",
         "num_published_blocks",
+        "num_siblings",
         "params",
+        "priority",
         "request_id",
         "seed",
         "status",
         "stop_ids",
+        "tenant",
         "token_ids",
+        "window_tables",
     )
 
     def __init__(
@@ -58,6 +86,8 @@ class Request:
         bad_words_ids: Sequence[Sequence[int]] = (),
         seed: int = 0,
         arrival_s: float | None = None,
+        scheduling: SchedulingParams = DEFAULT_SCHEDULING,
+        cache_keys: Mapping[str, str] | None = None,
     ) -> None:
         self.request_id = request_id
         self.token_ids = list(prompt_token_ids)
@@ -66,17 +96,38 @@ class Request:
         self.eos_token_ids = frozenset(() if params.ignore_eos else eos_token_ids)
         self.stop_ids = self.eos_token_ids | frozenset(params.stop_token_ids or ())
         self.bad_words_ids = tuple(tuple(ids) for ids in bad_words_ids)
-        self.cache_salt = params.cache_salt
+        self.cache_keys = dict(cache_keys or {})
+        if params.cache_salt is not None:
+            self.cache_keys["salt"] = params.cache_salt
         self.seed = seed
+        self.priority = scheduling.priority
+        self.tenant = scheduling.tenant
+        self.is_system = scheduling.is_system
+        self.claim: Any = None
+        self.leader: Request | None = None
+        self.beams: BeamGroup | None = None
+        self.num_siblings = 1
         self.arrival_s = time.monotonic() if arrival_s is None else arrival_s
         self.max_total_tokens = 0
         self.status = RequestStatus.WAITING
         self.num_computed_tokens = 0
         self.num_cached_tokens = -1
+        self.num_placeholders = 0
         self.num_preemptions = 0
         self.block_ids: list[int] = []
+        self.window_tables: list[list[int]] = []
+        self.host_tables: list[list[int]] = []
         self.block_hashes: list[bytes] = []
         self.num_published_blocks = 0
+
+    def sibling(self, request_id: str, seed: int) -> Request:
+        """A new request that differs in id and seed only."""
+        other = copy.copy(self)
+        other.request_id = request_id
+        other.seed = seed
+        other.token_ids = self.token_ids[: self.num_prompt_tokens]
+        other.block_ids, other.window_tables, other.host_tables, other.block_hashes = [], [], [], []
+        return other
 
     @property
     def num_tokens(self) -> int:

@@ -108,7 +108,7 @@ class NullPlatform(Platform):
 
     def config_defaults(self, config: EngineConfig) -> Mapping[str, object]:
         """A block count, because a pool sized from one-byte blocks would have a thousand million of them."""
-        return {"cache.block_size": 16, "cache.num_blocks": 8192}
+        return {"cache.block_size": 16, "cache.num_blocks": 8192, "cache.swap_space_gib": 0.0}
 
     def kernel_priority(self) -> Mapping[str, Sequence[str]]:
         return {"attention": [PROVIDER], "*": [PROVIDER]}

@@ -25,18 +25,27 @@ class StaticBuffer:
 
 
 class InputBuffers:
-    """Inputs of a step at its largest: T = max_num_tokens, R = max_num_reqs, B = max_blocks a request."""
+    """Inputs of a step at its largest: T = max_num_tokens, R = max_num_reqs, B = max_blocks a request. There are slots
+    and a table for each block group.
+    """
 
     def __init__(
-        self, max_num_tokens: int, max_num_reqs: int, max_blocks: int, device: torch.device, *, pin_memory: bool
+        self,
+        max_num_tokens: int,
+        max_num_reqs: int,
+        max_blocks: int,
+        device: torch.device,
+        *,
+        num_groups: int = 1,
+        pin_memory: bool,
     ) -> None:
         def buffer(dtype: torch.dtype, *shape: int) -> StaticBuffer:
             return StaticBuffer(shape, dtype, device, pin_memory=pin_memory)
 
         self.input_ids = buffer(torch.int64, max_num_tokens)
         self.positions = buffer(torch.int64, max_num_tokens)
-        self.slot_mapping = buffer(torch.int64, max_num_tokens)
+        self.slot_mappings = [buffer(torch.int64, max_num_tokens) for _ in range(num_groups)]
         self.query_start_loc = buffer(torch.int32, max_num_reqs + 1)
         self.seq_lens = buffer(torch.int32, max_num_reqs)
-        self.block_table = buffer(torch.int32, max_num_reqs, max_blocks)
+        self.block_tables = [buffer(torch.int32, max_num_reqs, max_blocks) for _ in range(num_groups)]
         self.logits_indices = buffer(torch.int64, max_num_reqs)

@@ -2,40 +2,80 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import torch
 
 from isthmus.layers.env import AttentionGroups
-from isthmus.platforms import KVCacheLayout, Platform
+from isthmus.platforms import AttentionBackend, Platform
+from isthmus.platforms.attention import KVCache
 from isthmus.scheduler.output import BlockOps
-
-
-def layer_layouts(groups: AttentionGroups, num_blocks: int) -> list[KVCacheLayout]:
-    """The layout of every layer, for `num_blocks` blocks."""
-    layouts = [backend.kv_cache_layout(num_blocks) for backend in groups.backends]
-    return [layouts[group] for group in groups.layer_groups]
-
-
-def bytes_per_block(groups: AttentionGroups) -> int:
-    """Bytes that one block takes over all layers."""
-    return sum(layout.nbytes for layout in layer_layouts(groups, 1))
+from isthmus.worker.block_groups import BlockGroups
 
 
 class KVCachePool:
-    """`caches[layer]`: the tensors of that layer's layout, zero-filled, so that masked positions are always finite."""
+    """`caches[layer]`: the tensors of that layer's layout, zero-filled, so that masked positions are always finite.
 
-    def __init__(self, groups: AttentionGroups, num_blocks: int, platform: Platform, device: torch.device) -> None:
-        self._groups = groups
+    `host_caches`: the same in host memory, page-locked where the platform wants it. Both have so many usable blocks of
+    each block group, and the null block.
+    """
+
+    def __init__(
+        self,
+        attention: AttentionGroups,
+        groups: BlockGroups,
+        num_blocks: Sequence[int],
+        platform: Platform,
+        device: torch.device,
+        num_host_blocks: Sequence[int] = (),
+    ) -> None:
+        self._attention = attention
+        self._group_of_layer = groups.of_layer()
+        self._device = device
+        self.num_host_blocks = tuple(num_host_blocks)
+        # + the null block, on either side
         self.caches = tuple(
             tuple(platform.zeros(tensor.shape, tensor.dtype, device) for tensor in layout.tensors)
-            for layout in layer_layouts(groups, num_blocks + 1)  # + the null block
+            for layout in groups.layouts([count + 1 for count in num_blocks])
         )
-        self._device = device
+        self.host_caches = tuple(
+            tuple(
+                torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=platform.pin_memory)
+                for tensor in layout.tensors
+            )
+            for layout in (groups.layouts([n + 1 for n in num_host_blocks]) if any(num_host_blocks) else ())
+        )
 
-    def apply(self, ops: BlockOps) -> None:
-        """Copies between blocks, before the forward. Raises ValueError for swaps: there is no host pool yet."""
-        if ops.swap_out or ops.swap_in:
+    def apply(self, block_ops: Sequence[BlockOps]) -> None:
+        """What an entry a block group asks for, before the forward.
+
+        Raises ValueError for swaps where there is no host pool.
+        """
+        for group, ops in enumerate(block_ops):
+            self._apply(group, ops)
+
+    def _apply(self, group: int, ops: BlockOps) -> None:
+        """Swap out, swap in, copy, in this order."""
+        if (ops.swap_out or ops.swap_in) and not any(self.num_host_blocks):
             raise ValueError(f"{ops} asks for swaps, and this worker has no host pool; schedule copies only")
+        if ops.swap_out:
+            self._swap(group, self.caches, self.host_caches, ops.swap_out)
+        if ops.swap_in:
+            self._swap(group, self.host_caches, self.caches, ops.swap_in)
         if ops.copy:
             src, dst = torch.tensor(ops.copy, dtype=torch.int64, device=self._device).unbind(1)
-            for cache, group in zip(self.caches, self._groups.layer_groups, strict=True):
-                self._groups.backends[group].copy_blocks(cache, src, dst)
+            for layer, backend in self._layers(group):
+                backend.copy_blocks(self.caches[layer], src, dst)
+
+    def _swap(
+        self, group: int, sources: tuple[KVCache, ...], targets: tuple[KVCache, ...], pairs: Sequence[tuple[int, int]]
+    ) -> None:
+        src, dst = torch.tensor(pairs, dtype=torch.int64).unbind(1)
+        for layer, backend in self._layers(group):
+            backend.swap_blocks(sources[layer], targets[layer], src, dst)
+
+    def _layers(self, group: int) -> Iterator[tuple[int, AttentionBackend]]:
+        """The layers of a block group, with their backends."""
+        for layer, attention_group in enumerate(self._attention.layer_groups):
+            if self._group_of_layer[layer] == group:
+                yield layer, self._attention.backends[attention_group]

@@ -13,6 +13,7 @@ from isthmus.models.base import CausalLM
 from isthmus.ops.registry import BoundOps
 from isthmus.platforms import AttentionBatch, BatchShape, GraphBackend, GraphSupport, Platform
 from isthmus.scheduler.output import ModelRunnerOutput, NewRequestData, RawLogprobs, SchedulerOutput
+from isthmus.worker.block_groups import BlockGroups
 from isthmus.worker.input_buffers import InputBuffers
 from isthmus.worker.kv_cache import KVCachePool
 from isthmus.worker.request_state import RequestState
@@ -53,7 +54,8 @@ class ModelRunner:
     def __init__(
         self,
         model: CausalLM,
-        groups: AttentionGroups,
+        attention: AttentionGroups,
+        groups: BlockGroups,
         ops: BoundOps,
         platform: Platform,
         graph: GraphBackend,
@@ -61,20 +63,24 @@ class ModelRunner:
         limits: RunnerLimits,
         vocab_size: int,
     ) -> None:
+        self._attention = attention
         self._groups = groups
         self._platform = platform
         self._graph = graph
         self._device = device
         self._limits = limits
         self._forward = graph.wrap(model.forward)
-        self._graph_support = min((backend.graph_support for backend in groups.backends), default=GraphSupport.ALWAYS)
+        self._graph_support = min(
+            (backend.graph_support for backend in attention.backends), default=GraphSupport.ALWAYS
+        )
         self._logits = torch.inference_mode()(model.compute_logits)
-        self.state = RequestState(limits.max_num_seqs, limits.max_model_len, limits.block_size)
+        self.state = RequestState(limits.max_num_seqs, limits.max_model_len, limits.block_size, len(groups))
         self._buffers = InputBuffers(
             limits.max_num_batched_tokens,
             limits.max_num_seqs,
-            self.state.block_table.shape[1],
+            self.state.block_tables[0].shape[1],
             device,
+            num_groups=len(groups),
             pin_memory=platform.pin_memory,
         )
         self.sampler = Sampler(vocab_size, limits.max_num_seqs, ops, device)
@@ -83,10 +89,12 @@ class ModelRunner:
         self._await_inputs: Callable[[], object] = lambda: None
         """Waits until the device has read the host mirrors of a step that nothing waited for, the metadata's too."""
 
-    def allocate(self, num_blocks: int) -> None:
-        """Allocate the pool of `num_blocks` usable blocks. The old one, if any, is dropped first."""
+    def allocate(self, num_blocks: Sequence[int], num_host_blocks: Sequence[int] = ()) -> None:
+        """Allocate the pool of usable blocks of each group and its host side. The old one, if any, is dropped first."""
         self._pool = None
-        self._pool = KVCachePool(self._groups, num_blocks, self._platform, self._device)
+        self._pool = KVCachePool(
+            self._attention, self._groups, num_blocks, self._platform, self._device, num_host_blocks
+        )
 
     @property
     def pool(self) -> KVCachePool:
@@ -113,7 +121,10 @@ class ModelRunner:
                 self.sampler.remove(row)
                 self._prompt_logprobs.pop(request_id, None)
         for request_id, block_ids in output.scheduled_cached_reqs.new_block_ids.items():
-            self.state.append_blocks(self.state.rows[request_id], block_ids)
+            others = output.scheduled_cached_reqs.new_window_block_ids.get(request_id, ())
+            self.state.append_blocks(self.state.rows[request_id], block_ids, *others)
+        for request_id, token_id in output.scheduled_cached_reqs.last_token_ids.items():
+            self.state.replace_last_token(self.state.rows[request_id], token_id)
         for data in output.scheduled_new_reqs:
             self._add(data)
 
@@ -154,50 +165,63 @@ class ModelRunner:
         buffers = self._buffers
         buffers.input_ids.np[:total] = self.state.token_ids[token_rows, positions]
         buffers.positions.np[:total] = positions
-        buffers.slot_mapping.np[:total] = (
-            self.state.block_table[token_rows, positions // size] * size + positions % size
-        )
+        for slots, state_table in zip(buffers.slot_mappings, self.state.block_tables, strict=True):
+            slots.np[:total] = state_table[token_rows, positions // size] * size + positions % size
         buffers.query_start_loc.np[: count + 1] = query_start_loc
         seq_lens = num_computed + num_scheduled
         buffers.seq_lens.np[:count] = seq_lens
         blocks = -(-int(seq_lens.max()) // size)
-        buffers.block_table.np[:count, :blocks] = self.state.block_table[rows, :blocks]
+        for table, state_table in zip(buffers.block_tables, self.state.block_tables, strict=True):
+            table.np[:count, :blocks] = state_table[rows, :blocks]
         sampling = np.flatnonzero(seq_lens == self.state.num_tokens[rows])
         return Step(req_ids, rows, num_scheduled, num_computed, query_start_loc, sampling)
 
-    def _batch(self, num_tokens: int, num_reqs: int, padded: BatchShape) -> AttentionBatch:
-        """Device views of the step at its padded shape. Padding tokens write nowhere; padding requests are empty."""
+    def _batches(self, num_tokens: int, num_reqs: int, padded: BatchShape) -> list[AttentionBatch]:
+        """Device views of the step at its padded shape, one a block group: they differ in slots and tables only.
+
+        Padding tokens write nowhere; padding requests are empty.
+        """
         buffers = self._buffers
         buffers.input_ids.np[num_tokens : padded.num_tokens] = 0
         buffers.positions.np[num_tokens : padded.num_tokens] = 0
-        buffers.slot_mapping.np[num_tokens : padded.num_tokens] = -1
         buffers.query_start_loc.np[num_reqs + 1 : padded.num_reqs + 1] = num_tokens
         buffers.seq_lens.np[num_reqs : padded.num_reqs] = 0
         seq_lens = buffers.seq_lens.np[: padded.num_reqs]
         max_seq_len = int(seq_lens.max())
         max_blocks = -(-max_seq_len // self._limits.block_size)
-        buffers.block_table.np[num_reqs : padded.num_reqs, :max_blocks] = 0
-        return AttentionBatch(
-            query_start_loc=buffers.query_start_loc.commit(padded.num_reqs + 1),
-            seq_lens=buffers.seq_lens.commit(padded.num_reqs),
-            block_table=buffers.block_table.commit(padded.num_reqs, max_blocks),
-            slot_mapping=buffers.slot_mapping.commit(padded.num_tokens),
-            num_reqs=padded.num_reqs,
-            num_tokens=num_tokens,
-            max_query_len=padded.max_query_len,
-            max_seq_len=max_seq_len,
-            query_start_loc_np=buffers.query_start_loc.np[: padded.num_reqs + 1],
-            seq_lens_np=seq_lens,
-        )
+        query_start_loc = buffers.query_start_loc.commit(padded.num_reqs + 1)
+        seq_lens_on_device = buffers.seq_lens.commit(padded.num_reqs)
+        batches = []
+        for slots, table in zip(buffers.slot_mappings, buffers.block_tables, strict=True):
+            slots.np[num_tokens : padded.num_tokens] = -1
+            table.np[num_reqs : padded.num_reqs, :max_blocks] = 0
+            batches.append(
+                AttentionBatch(
+                    query_start_loc=query_start_loc,
+                    seq_lens=seq_lens_on_device,
+                    block_table=table.commit(padded.num_reqs, max_blocks),
+                    slot_mapping=slots.commit(padded.num_tokens),
+                    num_reqs=padded.num_reqs,
+                    num_tokens=num_tokens,
+                    max_query_len=padded.max_query_len,
+                    max_seq_len=max_seq_len,
+                    query_start_loc_np=buffers.query_start_loc.np[: padded.num_reqs + 1],
+                    seq_lens_np=seq_lens,
+                )
+            )
+        return batches
 
     def _run(self, step: Step) -> torch.Tensor:
         """Hidden states [T, hidden_size] of the step's real tokens."""
         num_tokens, num_reqs = int(step.query_start_loc[-1]), len(step.req_ids)
         padded = self._graph.pad(BatchShape(num_tokens, num_reqs, int(step.num_scheduled.max())))
-        batch = self._batch(num_tokens, num_reqs, padded)
+        batches = self._batches(num_tokens, num_reqs, padded)
         context = ForwardContext(
             kv_caches=self.pool.caches,
-            metadata=tuple(backend.build_metadata(batch) for backend in self._groups.backends),
+            metadata=tuple(
+                backend.build_metadata(batches[group])
+                for backend, group in zip(self._attention.backends, self._groups.of_attention, strict=True)
+            ),
             shape=padded,
             graph_support=self._graph_support,
         )
@@ -257,11 +281,12 @@ class ModelRunner:
     def profile(self, num_tokens: int, num_logits: int) -> None:
         """One forward of a single sequence of `num_tokens` and `num_logits` rows of logits, on a scratch pool."""
         size = self._limits.block_size
-        self.allocate(-(-num_tokens // size))
         blocks = -(-num_tokens // size)
+        self.allocate([blocks] * len(self._groups))
         step = self._made_up([num_tokens])
-        self._buffers.slot_mapping.np[:num_tokens] = np.arange(num_tokens) + size
-        self._buffers.block_table.np[0, :blocks] = np.arange(1, blocks + 1)
+        for slots, table in zip(self._buffers.slot_mappings, self._buffers.block_tables, strict=True):
+            slots.np[:num_tokens] = np.arange(num_tokens) + size
+            table.np[0, :blocks] = np.arange(1, blocks + 1)
         hidden = self._run(step)
         self._logits(hidden[:num_logits]).float()
         self._platform.synchronize(self._device)
@@ -283,10 +308,11 @@ class ModelRunner:
         buffers = self._buffers
         buffers.input_ids.np[:total] = 0
         buffers.positions.np[:total] = np.arange(total) - np.repeat(query_start_loc[:-1], num_scheduled)
-        buffers.slot_mapping.np[:total] = -1
         buffers.query_start_loc.np[: count + 1] = query_start_loc
         buffers.seq_lens.np[:count] = num_scheduled
-        buffers.block_table.np[:count, : -(-max(lens) // self._limits.block_size)] = 0
+        for slots, table in zip(buffers.slot_mappings, buffers.block_tables, strict=True):
+            slots.np[:total] = -1
+            table.np[:count, : -(-max(lens) // self._limits.block_size)] = 0
         zeros = np.zeros(count, np.int64)
         return Step([""] * count, zeros, num_scheduled, zeros, query_start_loc, zeros[:0])
 

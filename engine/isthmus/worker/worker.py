@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -33,22 +34,29 @@ from isthmus.platforms import (
     Platform,
 )
 from isthmus.plugins.manager import PluginManager
-from isthmus.scheduler.output import ModelRunnerOutput, SchedulerOutput
-from isthmus.worker.kv_cache import bytes_per_block
+from isthmus.scheduler.block_group import window_blocks
+from isthmus.scheduler.output import BlockOps, EngineLimits, ModelRunnerOutput, SchedulerOutput
+from isthmus.worker.block_groups import BlockGroups
 from isthmus.worker.model_runner import ModelRunner, RunnerLimits
 
 logger = logging.getLogger(__name__)
 
+GIB = 2**30
+HOST_SHARE = 64
+"""Host blocks for each device block at most, whatever cache.swap_space_gib would pay for."""
+COPIED_BLOCKS = 16
+"""Blocks that are moved to measure how fast that is."""
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryLedger:
-    """Bytes at start: where the device's memory went and what the KV pool was given."""
+    """Bytes at start: where the device's memory went and what the KV pool was given. num_blocks: one a block group."""
 
     weights: int
     activations: int
     graphs: int
     kv_pool: int
-    num_blocks: int
+    num_blocks: list[int]
     available: int
 
 
@@ -64,10 +72,11 @@ class Worker:
         self._checkpoint = checkpoint
         self._spec = spec
         self._runner: ModelRunner | None = None
+        self._prefill_tokens_per_s: float | None = None
         self.ledger: MemoryLedger | None = None
 
-    def start(self) -> int:
-        """Everything before the first step. Returns the number of usable KV blocks."""
+    def start(self) -> EngineLimits:
+        """Everything before the first step."""
         config, platform = self._config, self._platform
         if config.device.num_threads is not None:
             torch.set_num_threads(config.device.num_threads)
@@ -97,11 +106,19 @@ class Worker:
         )
         graph = self._graph_backend(device)
         shapes = graph.warmup_shapes()
-        self._runner = ModelRunner(model, groups, ops, platform, graph, device, limits, self._spec.vocab_size)
-        self.ledger = self._size_pool(self._runner, groups, shapes, device, max(weights, 0))
-        self._runner.allocate(self.ledger.num_blocks)
+        blocks = BlockGroups(groups, config.model.max_model_len)
+        self._runner = ModelRunner(model, groups, blocks, ops, platform, graph, device, limits, self._spec.vocab_size)
+        self.ledger = self._size_pool(self._runner, blocks, shapes, device, max(weights, 0))
+        num_host_blocks = blocks.share(
+            int(config.cache.swap_space_gib * GIB), sum(self.ledger.num_blocks) * HOST_SHARE, [None] * len(blocks)
+        )
+        self._runner.allocate(self.ledger.num_blocks, num_host_blocks)
         self._runner.warm_up(shapes)
-        return self.ledger.num_blocks
+        return EngineLimits(
+            groups=blocks.limits(self.ledger.num_blocks, num_host_blocks),
+            prefill_tokens_per_s=self._prefill_tokens_per_s,
+            block_copies_per_s=self._measure_copies(self._runner, device) if any(num_host_blocks) else None,
+        )
 
     def _load(self, env: ModelEnv, device: torch.device) -> CausalLM:
         models = ModelRegistry()
@@ -158,7 +175,7 @@ class Worker:
     def _size_pool(
         self,
         runner: ModelRunner,
-        groups: AttentionGroups,
+        blocks: BlockGroups,
         shapes: Sequence[BatchShape],
         device: torch.device,
         weights: int,
@@ -168,38 +185,47 @@ class Worker:
         requests at full length could use.
         """
         config = self._config
-        block_bytes = bytes_per_block(groups)
+        useful = config.scheduler.max_num_seqs * -(-config.model.max_model_len // config.cache.block_size)
         if config.cache.num_blocks is not None:
-            blocks = config.cache.num_blocks
-            return MemoryLedger(weights, 0, 0, blocks * block_bytes, blocks, blocks * block_bytes)
+            counts = blocks.counts(config.cache.num_blocks, self._windowed_useful(blocks))
+            kv_pool = blocks.nbytes(counts)
+            return MemoryLedger(weights, 0, 0, kv_pool, counts, kv_pool)
         activations = self._measure_activations(runner, device)
         free = self._platform.memory_stats(device).free - activations
-        graphs = self._measure_graphs(runner, shapes, device)
+        graphs = self._measure_graphs(runner, blocks, shapes, device)
         free -= graphs
         budget = int(max(free, 0) * config.cache.memory_fraction)
         if config.cache.memory_cap_bytes is not None:
             budget = min(budget, config.cache.memory_cap_bytes)
-        useful = config.scheduler.max_num_seqs * -(-config.model.max_model_len // config.cache.block_size)
-        blocks = min(budget // block_bytes, useful)
-        if blocks < 1:
+        counts = blocks.share(budget, useful, self._windowed_useful(blocks))
+        if min(counts) < 1:
             raise ConfigError(
                 [
                     f"cache.memory_fraction={config.cache.memory_fraction}: gives the KV cache {budget} bytes, one "
-                    f"block of {config.cache.block_size} tokens takes {block_bytes}; free memory, or raise "
-                    "the fraction or cache.memory_cap_bytes"
+                    f"block of {config.cache.block_size} tokens takes {blocks.nbytes([1] * len(blocks))}; free memory, "
+                    "or raise the fraction or cache.memory_cap_bytes"
                 ]
             )
-        ledger = MemoryLedger(weights, activations, graphs, blocks * block_bytes, blocks, free)
+        ledger = MemoryLedger(weights, activations, graphs, blocks.nbytes(counts), counts, free)
         logger.info(
-            "memory: weights %.0f MB, activations %.0f MB, graphs %.0f MB, KV pool %.0f MB = %d blocks of %d tokens",
+            "memory: weights %.0f MB, activations %.0f MB, graphs %.0f MB, KV pool %.0f MB = %s blocks of %d tokens",
             weights / 1e6,
             activations / 1e6,
             graphs / 1e6,
             ledger.kv_pool / 1e6,
-            blocks,
+            " + ".join(map(str, counts)),
             config.cache.block_size,
         )
         return ledger
+
+    def _windowed_useful(self, blocks: BlockGroups) -> list[int | None]:
+        """For each block group with a window: blocks that all running requests together hold at most."""
+        scheduler, block_size = self._config.scheduler, self._config.cache.block_size
+        chunk = scheduler.long_prefill_token_threshold or scheduler.max_num_batched_tokens
+        return [
+            None if group.window is None else scheduler.max_num_seqs * window_blocks(group.window, chunk, block_size)
+            for group in blocks.groups
+        ]
 
     def _measure_activations(self, runner: ModelRunner, device: torch.device) -> int:
         """Peak bytes of a full step, from a profiling step that may be smaller and is scaled up linearly."""
@@ -208,26 +234,45 @@ class Worker:
         tokens = min(full, platform.profile_tokens or full)
         logits = min(tokens, config.scheduler.max_num_seqs)
         before = platform.memory_stats(device, reset_peak=True).allocated
-        runner.profile(tokens, logits)
+        for _ in range(2 if config.cache.swap_space_gib else 1):  # the first compiles kernels, which must not count
+            begin = time.perf_counter()
+            runner.profile(tokens, logits)
+        self._prefill_tokens_per_s = tokens / (time.perf_counter() - begin)
         peak = platform.memory_stats(device).peak
         platform.release_cached_memory(device)
         scale = max(config.scheduler.max_num_batched_tokens / tokens, config.scheduler.max_num_seqs / logits)
         return int(max(peak - before, 0) * scale)
 
-    def _measure_graphs(self, runner: ModelRunner, shapes: Sequence[BatchShape], device: torch.device) -> int:
+    def _measure_graphs(
+        self, runner: ModelRunner, blocks: BlockGroups, shapes: Sequence[BatchShape], device: torch.device
+    ) -> int:
         """Bytes that captured steps will keep: what the first takes, and for each further one what the second adds.
 
         Captured on a scratch pool; they are captured again once the caches are where they stay.
         """
         if not shapes:
             return 0
-        runner.allocate(1)
+        runner.allocate([1] * len(blocks))
         free = [self._platform.memory_stats(device).free]
         for shape in shapes[:2]:
             runner.warm_up([shape])
             free.append(self._platform.memory_stats(device).free)
         taken = [max(before - after, 0) for before, after in itertools.pairwise(free)]
         return taken[0] + taken[-1] * (len(shapes) - 1)
+
+    def _measure_copies(self, runner: ModelRunner, device: torch.device) -> float:
+        """Blocks a second from the device to the host and back, the second time: the first touches the memory."""
+        assert self.ledger is not None
+        count = min(COPIED_BLOCKS, *self.ledger.num_blocks, *runner.pool.num_host_blocks)
+        pairs = tuple((index, index) for index in range(1, count + 1))
+        seconds = 0.0
+        for _ in range(2):
+            begin = time.perf_counter()
+            for ops in (BlockOps(swap_out=pairs), BlockOps(swap_in=pairs)):
+                runner.pool.apply([ops] * len(self.ledger.num_blocks))
+            self._platform.synchronize(device)
+            seconds = time.perf_counter() - begin
+        return 2 * count / max(seconds, 1e-9)
 
     @property
     def runner(self) -> ModelRunner:

@@ -55,6 +55,8 @@ class CpuPlatform(Platform):
             "cache.block_size": 32,
             "cache.memory_fraction": 0.5,
             "cache.memory_cap_bytes": 4 * 2**30,
+            # The host's memory is the device's: there is nowhere to swap to.
+            "cache.swap_space_gib": 0.0,
             "scheduler.max_num_batched_tokens": 2048,
             "scheduler.max_num_seqs": 128,
         }

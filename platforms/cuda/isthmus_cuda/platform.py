@@ -29,6 +29,7 @@ class CudaPlatform(TorchAcceleratorPlatform):
     """One GPU a rank."""
 
     name = "cuda"
+    is_asynchronous = True
     device_type = "cuda"
     dist_backend = "nccl"
     visible_devices_env = VISIBLE

@@ -26,6 +26,7 @@ class RocmPlatform(TorchAcceleratorPlatform):
     """One GPU a rank."""
 
     name = "rocm"
+    is_asynchronous = True
     device_type = "cuda"
     dist_backend = "nccl"
     """torch's name for RCCL as well."""

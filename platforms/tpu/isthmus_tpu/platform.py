@@ -15,6 +15,7 @@ class TpuPlatform(Platform):
     """One chip a rank. Kernels are native for now, and steps run lazily: nothing is padded or compiled ahead."""
 
     name = "tpu"
+    is_asynchronous = True
     device_type = "xla"
     dist_backend = "xla"
     visible_devices_env = VISIBLE

@@ -14,6 +14,7 @@ class XpuPlatform(Platform):
     """One GPU a rank. Kernels are native for now."""
 
     name = "xpu"
+    is_asynchronous = True
     device_type = "xpu"
     dist_backend = "xccl"
     pin_memory = True

@@ -1,7 +1,8 @@
 """Portable GPU kernels in Triton: provider "triton" of the ops, and the attention backend of that name.
 
-Triton is optional. Only the modules in `kernels` import it, and `interpreter`, which corrects it; they are imported by
-`providers` and `attention`, and those only where `unavailable_reason` finds nothing in the way.
+Triton is optional. Only the modules in `kernels` import it, `attention_ws`, which describes tensors to one of them, and
+`interpreter`, which corrects it; they are imported by `providers` and `attention`, and those only where
+`unavailable_reason` finds nothing in the way.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from isthmus.ops.triton.arch import ARCHS
+from isthmus.ops.triton.arch import ARCHS, Arch, assumed, relatives
 from isthmus.plugins import Probe
 from isthmus.plugins.entry import ONLY_BY_NAME, UNUSABLE
 
@@ -65,13 +66,32 @@ def register_kernels(
     multiprocessors: int = INTERPRETED_MULTIPROCESSORS,
     interpreted: bool = False,
 ) -> None:
-    """Offer what runs on an architecture, by its `DeviceInfo.arch`; where that is nothing, say why in the log."""
+    """Offer what runs on an architecture, by its `DeviceInfo.arch`; where that is nothing, say why in the log.
+
+    One that the table of facts lacks is taken for the least of its relatives, which the log says as well.
+    """
     reason = unavailable_reason(interpreted=interpreted)
-    if reason is None and arch not in ARCHS:
-        reason = f"no facts about {arch}; there are some about {', '.join(ARCHS)}"
-    if reason is not None:
+    facts = facts_of(arch)
+    if reason is None and facts is None:
+        reason = f"no facts about {arch} or a relative of it; there are some about {', '.join(ARCHS)}"
+    if reason is not None or facts is None:
         logger.warning("no Triton kernels: %s", reason)
         return
     from isthmus.ops.triton.providers import register
 
-    register(registry, replace(ARCHS[arch], multiprocessors=multiprocessors))
+    register(registry, replace(facts, multiprocessors=multiprocessors))
+
+
+def facts_of(arch: str) -> Arch | None:
+    """The table's row, or one that is safe; None if there is nothing to go by."""
+    if arch in ARCHS:
+        return ARCHS[arch]
+    facts = assumed(arch)
+    if facts is not None:
+        logger.warning(
+            "%s is not in the table of architecture facts: its Triton kernels are launched as the least of %s allows, "
+            "which is right but may be slow; a row in isthmus/ops/triton/arch.py makes it one of its own",
+            arch,
+            ", ".join(row.name for row in relatives(arch)),
+        )
+    return facts

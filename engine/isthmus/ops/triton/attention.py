@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -75,6 +76,8 @@ class TritonAttentionBackend(AttentionBackend):
     arch: ClassVar[Arch]
     kinds: ClassVar[tuple[str, ...]] = (DECODE, PREFILL)
     """The rows of the tuning table that it uses, the last one for any batch, those before for short queries."""
+    needs_finite_values: ClassVar[bool] = False
+    """Whether the kernel multiplies values that no query sees, by 0: those must not be NaN or infinite."""
 
     def __init__(self, spec: AttentionSpec, device: torch.device) -> None:
         super().__init__(spec, device)
@@ -121,6 +124,9 @@ class TritonAttentionBackend(AttentionBackend):
         return self.attend(q, kv_cache, metadata)
 
     def copy_blocks(self, kv_cache: KVCache, src: torch.Tensor, dst: torch.Tensor) -> None:
+        """By index, not by a kernel: every source is read before any target is written, so a pair's target may be
+        another's source. Programs of one launch, each with a pair, have no such order; and copies are rare.
+        """
         super().copy_blocks(_bytes_if_narrow(kv_cache), src, dst)
 
     def swap_blocks(self, src_cache: KVCache, dst_cache: KVCache, src: torch.Tensor, dst: torch.Tensor) -> None:
@@ -137,7 +143,7 @@ class TritonAttentionBackend(AttentionBackend):
         v_scale: float = 1.0,
     ) -> None:
         """k / k_scale and v / v_scale to the cache, k and v [T, K, D]. An 8-bit cache gets its largest number for
-        what is larger, and only that is scaled.
+        what is larger, and only that is scaled. Where `needs_finite_values`, a value that is not finite becomes 0.
         """
         s, (key_cache, value_cache) = self.spec, kv_cache
         k, v = _dense_heads(k), _dense_heads(v)
@@ -154,10 +160,11 @@ class TritonAttentionBackend(AttentionBackend):
             v.stride(0),
             NUM_KV_HEADS=s.num_kv_heads,
             HEAD_DIM=s.head_dim,
-            HEAD_PAD=_head_pad(s),
+            HEAD_PAD=head_pad(s),
             BLOCK_SIZE=s.block_size,
             BLOCK_T=CACHE_BLOCK_T,
             LARGEST=torch.finfo(s.kv_cache_dtype).max if s.kv_cache_dtype.itemsize == 1 else 0.0,
+            FINITE=self.needs_finite_values,
         )
 
     def attend(
@@ -171,7 +178,7 @@ class TritonAttentionBackend(AttentionBackend):
         v_scale: float = 1.0,
     ) -> torch.Tensor:
         """[T, H, D] for q [T, H, D]. sinks [H]: logits that join each head's softmax. Scales: as in `write`."""
-        s, row, (key_cache, value_cache) = self.spec, metadata.row, kv_cache
+        s, row = self.spec, metadata.row
         q = _dense_heads(q)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         grid = (self._num_groups(row) * s.num_kv_heads,)
@@ -179,35 +186,50 @@ class TritonAttentionBackend(AttentionBackend):
             "NUM_KV_HEADS": s.num_kv_heads,
             "GROUP": s.num_heads // s.num_kv_heads,
             "HEAD_DIM": s.head_dim,
-            "HEAD_PAD": _head_pad(s),
+            "HEAD_PAD": head_pad(s),
             "BLOCK_M": row.block_m,
             "SINKS": sinks is not None,
         }
+        constants = {
+            **shape,
+            "BLOCK_SIZE": s.block_size,
+            "TILE": row.tile,
+            "WINDOW": s.sliding_window or 0,
+            "SOFT_CAP": s.soft_cap is not None,
+        }
         sinks = metadata.lses if sinks is None else sinks
+        factors = (s.scale * k_scale * (LOG2_E if s.soft_cap is None else 1.0), s.soft_cap or 0.0, v_scale)
+        self._do_items(grid, out, q, kv_cache, metadata, sinks, factors, constants)
+        merge_kernel[grid](out, metadata.partials, metadata.lses, metadata.work, sinks, **shape, BLOCK_S=MERGE_BLOCK_S)
+        return out
+
+    def _do_items(
+        self,
+        grid: tuple[int],
+        out: torch.Tensor,
+        q: torch.Tensor,
+        kv_cache: KVCache,
+        metadata: TritonMetadata,
+        sinks: torch.Tensor,
+        factors: tuple[float, float, float],
+        constants: Mapping[str, int],
+    ) -> None:
+        """Launch the kernel that does all items of the work list. factors: qk_scale, soft_cap, v_scale."""
         attention_kernel[grid](
             out,
             metadata.partials,
             metadata.lses,
             q,
-            key_cache,
-            value_cache,
+            *kv_cache,
             metadata.block_table,
             metadata.work,
             sinks,
-            s.scale * k_scale * (LOG2_E if s.soft_cap is None else 1.0),
-            s.soft_cap or 0.0,
-            v_scale,
+            *factors,
             q.stride(0),
             metadata.block_table.stride(0),
-            **shape,
-            BLOCK_SIZE=s.block_size,
-            TILE=row.tile,
-            WINDOW=s.sliding_window or 0,
-            SOFT_CAP=s.soft_cap is not None,
-            **row.options,
+            **constants,
+            **metadata.row.options,
         )
-        merge_kernel[grid](out, metadata.partials, metadata.lses, metadata.work, sinks, **shape, BLOCK_S=MERGE_BLOCK_S)
-        return out
 
     def _row_for(self, max_query_len: int) -> AttentionRow:
         """The first row whose blocks hold such a query whole, or the last."""
@@ -286,7 +308,7 @@ class _StepMemory:
         self.lses = torch.empty(num_lses, dtype=torch.float32, device=device)
 
 
-def _head_pad(spec: AttentionSpec) -> int:
+def head_pad(spec: AttentionSpec) -> int:
     return max(MIN_DOT, 1 << (spec.head_dim - 1).bit_length())
 
 

@@ -10,7 +10,7 @@ The interpreter runs a kernel program by program in numpy, which has neither typ
   nobody is told, and each value has a description of its shape made: two thirds of the time.
 
 Upstream calls bfloat16 unsupported there (triton-lang/triton issues 11584 and 11604). The test
-`tests/triton/test_interpreter.py` says when one of these corrections is no longer needed.
+`tests/kernels_triton/test_interpreter.py` says when one of these corrections is no longer needed.
 
 What it does not model, with or without this: races, the rounding of tensor cores, compilers, and speed.
 """
@@ -128,14 +128,14 @@ def _remember_shapes() -> None:
     tl.tensor.__init__ = init_tensor
 
 
-class CorrectedSemantic(stock.TritonSemantic):  # type: ignore[misc]
+class CorrectedSemantic(stock.TritonSemantic):
     """The rules of types and shapes."""
 
     def broadcast_impl_value(self, lhs: Any, rhs: Any) -> tuple[Any, Any]:
         return (lhs, rhs) if lhs.shape is rhs.shape else super().broadcast_impl_value(lhs, rhs)
 
 
-class CorrectedBuilder(stock.InterpreterBuilder):  # type: ignore[misc]
+class CorrectedBuilder(stock.InterpreterBuilder):
     """The interpreter's operations on values.
 
     A value is a `TensorHandle`: a numpy array, and a Triton type that says what the array's bits mean.
@@ -196,7 +196,7 @@ def widened(handle: Any) -> np.ndarray:
         return (data.astype(np.uint32) << 16).view(np.float32)
     if dtype in FLOAT8:
         return torch.from_numpy(np.array(data)).view(FLOAT8[dtype]).float().numpy()
-    return data  # type: ignore[no-any-return]
+    return data
 
 
 def narrowed(data: np.ndarray, dtype: Any) -> Any:
@@ -222,7 +222,7 @@ def _float32_if_narrow(handle: Any) -> Any:
     return stock.TensorHandle(widened(handle), tl.float32) if narrow else handle
 
 
-class CorrectedExecutor(stock.GridExecutor):  # type: ignore[misc]
+class CorrectedExecutor(stock.GridExecutor):
     """One launch. Its tensors are on the host already, so nothing is copied there and back."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:

@@ -1,12 +1,4 @@
-"""The Triton kernels as provider "triton" of the ops, on any architecture.
-
-`sample` stays native: the op's contract is the same token for the same seed everywhere, at tolerance 0, and no kernel
-can keep it. The native definition draws where running sums of exp(logit) cross a random share of their total. Triton's
-exp is a device's own approximation (ex2.approx), torch's that of another library, a unit in the last place away for
-some logits, and a sum over blocks of a row has other roundings than one from its front. Any draw that falls between the
-two results is another token: about one in 10^5 at a vocabulary of 128 k. A kernel whose tokens were its own would need
-the op to be defined anew, by integer arithmetic for instance.
-"""
+"""The Triton kernels as provider "triton" of the ops, on any architecture."""
 
 from __future__ import annotations
 
@@ -15,11 +7,14 @@ from dataclasses import dataclass
 import torch
 
 from isthmus.ops.registry import KernelRegistry
+from isthmus.ops.sampling import log_of
 from isthmus.ops.triton.arch import Arch
 from isthmus.ops.triton.attention import triton_attention
+from isthmus.ops.triton.attention_ws import triton_ws_attention
 from isthmus.ops.triton.kernels.activation import gated_kernel
 from isthmus.ops.triton.kernels.norm import rms_norm_kernel
 from isthmus.ops.triton.kernels.rope import rope_kernel
+from isthmus.ops.triton.kernels.sample import sample_kernel
 
 PROVIDER = "triton"
 TILE_ELEMENTS = 2048
@@ -34,12 +29,16 @@ def register(registry: KernelRegistry, arch: Arch) -> None:
     """Offer everything that runs on `arch`."""
     registry.add_attention(triton_attention(arch))
     registry.add_attention(triton_attention(arch, batch_invariant=True))
+    specialised = triton_ws_attention(arch)
+    if specialised is not None:
+        registry.add_attention(specialised)
     ops = TritonOps(arch)
     registry.add_op("rms_norm", PROVIDER, ops.rms_norm)
     registry.add_op("fused_add_rms_norm", PROVIDER, ops.fused_add_rms_norm)
     registry.add_op("rope", PROVIDER, ops.rope)
     registry.add_op("silu_and_mul", PROVIDER, ops.silu_and_mul)
     registry.add_op("gelu_and_mul", PROVIDER, ops.gelu_and_mul)
+    registry.add_op("sample", PROVIDER, ops.sample)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +127,44 @@ class TritonOps:
             num_warps=tile.num_warps,
         )
         return q_out, k_out
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor | None,
+        top_k: torch.Tensor | None,
+        top_p: torch.Tensor | None,
+        min_p: torch.Tensor | None,
+        seeds: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `isthmus.ops.sampling.sample`. Tokens are the same, and the host waits for nothing."""
+        if temperature is None:
+            return logits.argmax(dim=-1)
+        logits = dense_rows(logits)
+        num_rows, width = logits.shape
+        out = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+        if num_rows > 0:
+            tile = Tile.of_row_blocks(width, self.arch)
+            sample_kernel[(ceil_div(num_rows, tile.rows),)](
+                out,
+                logits,
+                temperature,
+                out if top_k is None else top_k,
+                temperature if top_p is None else top_p,
+                temperature if min_p is None else log_of(min_p),
+                seeds,
+                num_rows,
+                logits.stride(0),
+                WIDTH=width,
+                BLOCK=tile.columns,
+                ROWS=tile.rows,
+                TOP_K=top_k is not None,
+                TOP_P=top_p is not None,
+                MIN_P=min_p is not None,
+                num_warps=tile.num_warps,
+                enable_fp_fusion=False,
+            )
+        return out
 
     def _rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float

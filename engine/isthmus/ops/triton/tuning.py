@@ -12,7 +12,10 @@ from types import MappingProxyType
 from isthmus.ops.triton.arch import Arch
 from isthmus.platforms.attention import AttentionSpec
 
-PREFILL, DECODE = "prefill", "decode"
+PREFILL, DECODE, PREFILL_WS = "prefill", "decode", "prefill_ws"
+"""Kinds of batch; the last one for `attention_ws_kernel`, where an architecture has it."""
+NARROW, WIDE = 128, 256
+"""Largest head_dim of the rows of one width."""
 MIN_DOT = 16
 """Rows, columns and depth that a matrix instruction has at least."""
 
@@ -41,36 +44,64 @@ class AttentionRow:
 
 
 SWEEP = "static: compiles without spills, shared/platforms.md 3.3; not measured"
+WIDE_COMPILED = "static: compiles without spills at head_dim 256, with and without a window, triton 3.7.1; not measured"
+WS_COMPILED = "static: 12 warps, 196904 bytes and no spills at head_dim 128, triton 3.7.1; not measured"
+COMPILED = "static: compiles without spills with every feature, docs/support/kernels.md; not measured"
 SAFE = AttentionRow(16, 16, 4, 1, 2, SWEEP)
 
-ATTENTION_ROWS: Mapping[tuple[str, str], AttentionRow] = MappingProxyType(
+ATTENTION_ROWS: Mapping[tuple[str, str, int], AttentionRow] = MappingProxyType(
     {
-        ("sm8x", PREFILL): AttentionRow(64, 32, 4, 2, 2, SWEEP),
-        ("sm8x", DECODE): AttentionRow(16, 32, 2, 3, 4, SWEEP),
-        ("sm9x", PREFILL): AttentionRow(128, 64, 8, 2, 1, SWEEP),
-        ("sm9x", DECODE): AttentionRow(16, 64, 4, 2, 2, SWEEP),
-        ("sm10x", PREFILL): AttentionRow(128, 64, 8, 2, 1, SWEEP),
-        ("sm10x", DECODE): AttentionRow(16, 64, 4, 2, 2, SWEEP),
-        ("sm12x", PREFILL): AttentionRow(64, 32, 4, 2, 2, SWEEP),
-        ("sm12x", DECODE): AttentionRow(16, 32, 2, 3, 4, SWEEP),
-        ("gfx9", PREFILL): AttentionRow(128, 32, 4, 2, 1, SWEEP),
-        ("gfx9", DECODE): AttentionRow(16, 32, 2, 2, 2, SWEEP),
-        ("gfx90a", PREFILL): AttentionRow(128, 32, 4, 1, 1, SWEEP),
-        ("gfx90a", DECODE): AttentionRow(16, 32, 2, 1, 2, SWEEP),
-        ("gfx950", DECODE): AttentionRow(16, 64, 2, 1, 2, SWEEP),
-        ("gfx11", PREFILL): AttentionRow(32, 16, 4, 1, 2, SWEEP),
-        ("gfx11", DECODE): AttentionRow(16, 32, 4, 1, 2, SWEEP),
-        ("gfx12", PREFILL): AttentionRow(64, 32, 8, 1, 2, SWEEP),
-        ("gfx12", DECODE): AttentionRow(16, 32, 4, 1, 2, SWEEP),
+        ("sm8x", PREFILL, NARROW): AttentionRow(64, 32, 4, 2, 2, SWEEP),
+        ("sm8x", DECODE, NARROW): AttentionRow(16, 32, 2, 3, 4, SWEEP),
+        ("sm9x", PREFILL, NARROW): AttentionRow(128, 64, 8, 2, 1, SWEEP),
+        ("sm9x", DECODE, NARROW): AttentionRow(16, 64, 4, 2, 2, SWEEP),
+        ("sm_90", PREFILL_WS, NARROW): AttentionRow(128, 64, 4, 2, 1, WS_COMPILED),
+        ("sm10x", PREFILL, NARROW): AttentionRow(128, 64, 8, 2, 1, SWEEP),
+        ("sm10x", DECODE, NARROW): AttentionRow(16, 64, 4, 2, 2, SWEEP),
+        ("sm12x", PREFILL, NARROW): AttentionRow(64, 32, 4, 2, 2, SWEEP),
+        ("sm12x", DECODE, NARROW): AttentionRow(16, 32, 2, 3, 4, SWEEP),
+        ("gfx9", PREFILL, NARROW): AttentionRow(128, 32, 4, 2, 1, SWEEP),
+        ("gfx9", DECODE, NARROW): AttentionRow(16, 32, 2, 2, 2, SWEEP),
+        ("gfx90a", PREFILL, NARROW): AttentionRow(128, 32, 4, 1, 1, SWEEP),
+        ("gfx90a", DECODE, NARROW): AttentionRow(16, 32, 2, 1, 2, SWEEP),
+        ("gfx950", DECODE, NARROW): AttentionRow(16, 64, 2, 1, 2, SWEEP),
+        ("gfx11", PREFILL, NARROW): AttentionRow(32, 16, 8, 1, 2, COMPILED),
+        ("gfx11", DECODE, NARROW): AttentionRow(16, 16, 4, 1, 2, COMPILED),
+        ("gfx12", PREFILL, NARROW): AttentionRow(64, 32, 8, 1, 2, SWEEP),
+        ("gfx12", DECODE, NARROW): AttentionRow(16, 32, 4, 1, 2, SWEEP),
+        ("sm8x", PREFILL, WIDE): AttentionRow(64, 32, 8, 2, 1, WIDE_COMPILED),
+        ("sm8x", DECODE, WIDE): AttentionRow(16, 16, 4, 2, 2, WIDE_COMPILED),
+        ("sm9x", PREFILL, WIDE): AttentionRow(64, 32, 8, 2, 1, WIDE_COMPILED),
+        ("sm9x", DECODE, WIDE): AttentionRow(16, 32, 4, 2, 2, WIDE_COMPILED),
+        ("sm10x", PREFILL, WIDE): AttentionRow(64, 32, 8, 2, 1, WIDE_COMPILED),
+        ("sm10x", DECODE, WIDE): AttentionRow(16, 32, 4, 2, 2, WIDE_COMPILED),
+        ("sm12x", PREFILL, WIDE): AttentionRow(64, 32, 8, 2, 1, WIDE_COMPILED),
+        ("sm12x", DECODE, WIDE): AttentionRow(16, 32, 8, 2, 1, WIDE_COMPILED),
+        ("gfx9", PREFILL, WIDE): AttentionRow(64, 16, 4, 1, 2, WIDE_COMPILED),
+        ("gfx9", DECODE, WIDE): AttentionRow(16, 32, 4, 1, 2, WIDE_COMPILED),
+        ("gfx11", PREFILL, WIDE): AttentionRow(16, 16, 16, 1, 2, WIDE_COMPILED),
+        ("gfx11", DECODE, WIDE): AttentionRow(16, 16, 16, 1, 2, WIDE_COMPILED),
+        ("gfx12", PREFILL, WIDE): AttentionRow(32, 16, 8, 1, 1, WIDE_COMPILED),
+        ("gfx12", DECODE, WIDE): AttentionRow(16, 16, 4, 1, 2, WIDE_COMPILED),
     }
 )
-"""(architecture or family, kind) -> row for two-byte dtypes and head_dim up to 128."""
+"""(architecture or family, kind, width) -> row, for two-byte dtypes."""
+
+FLOAT32_ROWS: Mapping[str, AttentionRow] = MappingProxyType(
+    {family: AttentionRow(16, 16, 8, 1, 2, COMPILED) for family in ("gfx11", "gfx12")}
+)
+"""Family -> shape for float32 where the safe one spills: there it is multiplied without matrix instructions."""
+
+
+def find_row(arch: Arch, kind: str, width: int) -> AttentionRow | None:
+    """The row of the architecture, or else of its family."""
+    return ATTENTION_ROWS.get((arch.name, kind, width)) or ATTENTION_ROWS.get((arch.family, kind, width))
 
 
 def attention_row(arch: Arch, spec: AttentionSpec, kind: str) -> AttentionRow:
     """The row for a kind of batch. Its block holds a whole group of query heads, whatever the row says."""
-    row = ATTENTION_ROWS.get((arch.name, kind)) or ATTENTION_ROWS.get((arch.family, kind)) or SAFE
-    if spec.dtype.itemsize > 2 or spec.head_dim > 128:
-        row = replace(SAFE, programs=row.programs)
+    row = find_row(arch, kind, NARROW if spec.head_dim <= NARROW else WIDE) or SAFE
+    if spec.dtype.itemsize > 2:
+        row = replace(FLOAT32_ROWS.get(arch.family, SAFE), programs=row.programs)
     group = spec.num_heads // spec.num_kv_heads
     return replace(row, block_m=max(row.block_m, MIN_DOT, 1 << (group - 1).bit_length()))

@@ -107,7 +107,7 @@ def _attend_tile(
     return acc, new_largest, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def attention_kernel(
     out,  # [T, H, D]
     partials,  # float32 [slots, K, BLOCK_M, D]

@@ -22,6 +22,7 @@ def cache_kernel(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_T: tl.constexpr,
     LARGEST: tl.constexpr,  # finite value of an 8-bit cache; 0 = the cache is wider and not scaled
+    FINITE: tl.constexpr,
 ):
     """Program (i, h) writes kv head h of tokens [i * BLOCK_T, ...). A slot of -1 is not written."""
     head = tl.program_id(1)
@@ -36,6 +37,9 @@ def cache_kernel(
     if LARGEST > 0:
         key = tl.clamp(key.to(tl.float32) * inverse_k_scale, -LARGEST, LARGEST)
         value = tl.clamp(value.to(tl.float32) * inverse_v_scale, -LARGEST, LARGEST)
+    if FINITE:
+        # Of K a NaN stays, and shows in what its own request attends to.
+        value = tl.where(tl.abs(value.to(tl.float32)) < float("inf"), value, 0.0)
 
     rows = (slots // BLOCK_SIZE * NUM_KV_HEADS + head) * BLOCK_SIZE + slots % BLOCK_SIZE
     target = rows[:, None] * HEAD_DIM + dims[None, :]

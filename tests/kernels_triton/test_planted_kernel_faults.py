@@ -1,4 +1,7 @@
-"""One fault at a time in the kernels' source: each must show in a small scenario, which the true kernels pass."""
+"""One fault at a time in the kernels' source: each must show in a small scenario, which the true kernels pass.
+
+Some are shown to the conformance kit as well, on an interpreted platform and in cases that it has even when it is thin.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,13 @@ from isthmus.ops.triton import unavailable_reason
 if (missing := unavailable_reason(interpreted=True)) is not None:
     pytest.skip(missing, allow_module_level=True)
 
-from isthmus.conformance.attention_cases import Scenario, Variant
+from isthmus.conformance import test_attention
+from isthmus.conformance.attention_cases import SCENARIOS, VARIANTS, Scenario, Variant, textbook_cases, thinned
 from isthmus.conformance.attention_harness import PagedCache, Play, Row
+from isthmus.conformance.target import Target
 from isthmus.ops.triton import interpreter
 from isthmus.platforms import BatchShape
+from isthmus.plugins.manager import PluginManager
 
 interpreter.install()
 
@@ -162,3 +168,51 @@ def test_fault_is_caught(host: Any, make_backend: Any, plant: Callable[[Fault], 
     plant(FAULTS[name])
     with pytest.raises(AssertionError):
         CHECKS[FAULTS[name].check](host, make_backend)
+
+
+KIT = {
+    "mask off by one": ("base", "mixed"),
+    "mask one too far": ("base", "mixed"),
+    "stale page": ("block64", "mixed"),
+    "one page for a tile of several": ("base", "decode"),
+    "table of another request": ("base", "reuse"),
+    "wrong group mapping": ("gqa3", "decode"),
+    "window one too wide": ("window24", "mixed"),
+    "soft cap of the wrong size": ("softcap", "decode"),
+    "lost split": ("base", "long"),
+    "padding written": ("base", "mixed"),
+    "keys of another head": ("base", "decode"),
+}
+"""Fault -> the kit's (variant, scenario) that finds it, in the preferred dtype."""
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target.start("cuda_interpret", PluginManager.load())
+
+
+def ask_the_kit(target: Target, variant: str, scenario: str) -> None:
+    """The case of these names, which a thin run has."""
+    dtype = target.dtypes[0]
+    assert (variant, dtype, scenario) in set(thinned(textbook_cases(target.dtypes), dtype))
+    of = VARIANTS[variant]
+    test_attention.test_equals_the_textbook(
+        target,
+        target.attention_backends["triton"],
+        of.spec(dtype),
+        SCENARIOS[scenario](of.block_size),
+        {},
+        lambda name, value: None,
+    )
+
+
+@pytest.mark.parametrize(("variant", "scenario"), sorted(set(KIT.values())))
+def test_true_kernels_pass_the_kit(target: Target, variant: str, scenario: str) -> None:
+    ask_the_kit(target, variant, scenario)
+
+
+@pytest.mark.parametrize("name", KIT)
+def test_fault_is_caught_by_the_kit(target: Target, plant: Callable[[Fault], None], name: str) -> None:
+    plant(FAULTS[name])
+    with pytest.raises(AssertionError):
+        ask_the_kit(target, *KIT[name])
