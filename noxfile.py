@@ -24,6 +24,15 @@ REPORTS = Path("reports")
 SUPPORT = Path("docs", "support")
 FIGURES = SUPPORT / "kernels.json"
 """Of the kernels that are compiled ahead of time; beside it the page that is made of them."""
+MUTATION = (
+    "mutmut==3.8.1",
+    "pytest>=8.3",
+    "pytest-timeout>=2.3",
+    "hypothesis>=6.120",
+    "pluggy>=1.6",
+    "sortedcontainers>=2.4",
+)
+"""mutmut, and what the scheduler and its tests import; not isthmus, of which a copy is tested."""
 FROM_SOURCE = {"PYTHONPATH": "engine"}
 """For modules that need neither torch nor an installation."""
 
@@ -123,10 +132,27 @@ def triton_tests(session: nox.Session) -> None:
     session.run("make", "test", f"TESTS={' '.join(('tests/kernels_triton', *session.posargs))}", env=INTERPRET)
 
 
-@nox.session(python=False)
+@nox.session(python=False, tags=["nightly"])
 def soak(session: nox.Session) -> None:
     """A million requests through the scheduler; nothing may be left of them."""
+    session.run("make", ".venv/.dev")
     session.run(".venv/bin/python", "benchmarks/soak.py", *session.posargs)
+
+
+@nox.session(python=False, name="new-cases", tags=["nightly"])
+def new_cases(session: nox.Session) -> None:
+    """The property tests with cases that nobody has tried; pytest prints the seed."""
+    session.run("make", "test", "TESTS=tests/property", env={"ISTHMUS_PROPERTY_CASES": "1000"})
+
+
+@nox.session(python=False, tags=["nightly"])
+def mutation(session: nox.Session) -> None:
+    """Change the scheduler in one place at a time: a test must fail, or docs/mutation-survivors.json must say why not.
+
+    Files after -- restrict it: `nox -s mutation -- scheduler/room.py`.
+    """
+    python = environment(session, MUTATION) / "python"
+    session.run(str(python), "tests/mutation/run.py", *session.posargs)
 
 
 @nox.session(python=False)

@@ -69,6 +69,7 @@ class Bench:
             max_num_seqs=case.running + (case.lack == BLOCKS),
             max_num_batched_tokens=max(8192, 2 * case.running * PROMPT_TOKENS),
             long_prefill_token_threshold=1024,
+            max_long_partial_prefills=1,
             max_overtaking_s=1e6,
             max_num_queued_reqs=None,
             max_num_queued_tokens=None,

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from isthmus.llm import LLM
     from isthmus.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput
     from isthmus.sampling_params import BeamSearchParams, SamplingParams
+    from isthmus.scheduling_params import SchedulingParams
 
 __version__ = "0.1.0"
 
@@ -25,6 +26,7 @@ __all__ = [
     "Logprob",
     "RequestOutput",
     "SamplingParams",
+    "SchedulingParams",
     "__version__",
 ]
 
@@ -37,6 +39,7 @@ _HOME = {
     "Logprob": "isthmus.outputs",
     "RequestOutput": "isthmus.outputs",
     "SamplingParams": "isthmus.sampling_params",
+    "SchedulingParams": "isthmus.scheduling_params",
 }
 
 

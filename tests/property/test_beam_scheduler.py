@@ -394,6 +394,7 @@ def story_of(*groups: GroupLimits, depth: int = 1, max_num_seqs: int = 8) -> Sto
         max_num_batched_tokens=16,
         max_num_seqs=max_num_seqs,
         long_prefill_token_threshold=0,
+        max_long_partial_prefills=1,
         preemption_mode="recompute",
     )
     return Story(config, is_cached=True, block_size=4, groups=groups, depth=depth, arrivals=())
@@ -452,7 +453,7 @@ def test_beams_are_rather_swapped_than_computed_again() -> None:
     story = story_of(GroupLimits(40, 40))
     config = replace(story.config, preemption_mode="auto", artificial_preemption_rate=1.0)
     run = Run(replace(story, config=config))
-    run.scheduler.costs = PreemptionCosts()
+    run.scheduler.costs.block_copies_per_s = None
     run.live["r0"], run.tokens["r0"] = search("r0", 6), []
     run.scheduler.add_request(run.live["r0"].request(0.0))
     while run.live:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from isthmus.config.engine import all_settings
 from isthmus.testing.simulation import Simulation
 from simulation.workloads import config, stream
 
@@ -23,6 +24,14 @@ def worst_ttft(**values: Any) -> dict[str, float]:
 
 def test_short_prompts_are_answered_sooner_beside_few_long_ones() -> None:
     assert worst_ttft(max_long_partial_prefills=1)["short"] < 0.1 * worst_ttft(**NO_SLOTS)["short"]
+
+
+def test_that_is_so_without_being_asked_for() -> None:
+    """The default keeps half of a step free of long prompts."""
+    defaults = all_settings()
+    names = ("max_num_batched_tokens", "long_prefill_token_threshold", "max_long_partial_prefills")
+    values = {name: defaults[f"scheduler.{name}"].spec.fallback for name in names}
+    assert worst_ttft(**values)["short"] < 0.1 * worst_ttft(**NO_SLOTS)["short"]
 
 
 def test_long_prompts_pay_little_for_it() -> None:

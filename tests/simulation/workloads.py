@@ -17,6 +17,7 @@ def config(**values: Any) -> SchedulerConfig:
         "max_num_batched_tokens": 2048,
         "max_num_seqs": 32,
         "long_prefill_token_threshold": 1024,
+        "max_long_partial_prefills": 1,
         "max_num_queued_reqs": None,
         "max_num_queued_tokens": None,
     }

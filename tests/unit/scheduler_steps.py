@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from isthmus.config import CacheConfig, SchedulerConfig
-from isthmus.plugins.policy import PolicyRegistry
+from isthmus.plugins.policy import PolicyFactory, PolicyRegistry
 from isthmus.sampling_params import SamplingParams
 from isthmus.scheduler.costs import PreemptionCosts
 from isthmus.scheduler.output import ModelRunnerOutput, RequestDelta, SchedulerOutput
@@ -30,7 +30,21 @@ class Clock:
         return self.now_s
 
 
+class Recorder:
+    """Keeps what a scheduler tells its recorder: (event, arguments)."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, tuple[Any, ...]]] = []
+
+    def __getattr__(self, event: str) -> Callable[..., None]:
+        return lambda *arguments: self.told.append((event, arguments))
+
+    def of(self, event: str) -> list[tuple[Any, ...]]:
+        return [arguments for name, arguments in self.told if name == event]
+
+
 def make(
+    own_policy: PolicyFactory | None = None,
     *,
     num_blocks: int = 16,
     block_size: int = 4,
@@ -39,6 +53,7 @@ def make(
     num_host_blocks: int = 0,
     clock: Clock | None = None,
     costs: PreemptionCosts | None = None,
+    recorder: Any = None,
     **config: Any,
 ) -> Scheduler:
     """Without long prompts, damping and overtaking, unless asked for."""
@@ -46,6 +61,7 @@ def make(
         "max_num_batched_tokens": 64,
         "max_num_seqs": 8,
         "long_prefill_token_threshold": 0,
+        "max_long_partial_prefills": 4,
         "storm_damping": 0,
         "max_overtaking": 0,
         "priority_hysteresis_s": 0,
@@ -60,9 +76,10 @@ def make(
         block_size=block_size,
         max_model_len=max_model_len,
         num_host_blocks=num_host_blocks,
-        policy=policies.make(resolved),
+        policy=policies.make(resolved) if own_policy is None else own_policy(resolved),
         costs=costs,
         clock=clock or Clock(),
+        recorder=recorder,
     )
 
 

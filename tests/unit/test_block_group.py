@@ -83,6 +83,8 @@ def test_without_a_window_a_sequence_holds_all_its_blocks() -> None:
 def test_the_longest_sequence_is_that_of_the_pool_or_any() -> None:
     assert make(5).longest == 20
     assert window_blocks(8, 5, BLOCK) == 4
+    assert window_blocks(8, 2, BLOCK) == 4
+    assert window_blocks(8, 1, BLOCK) == 3
     assert make(3, window=8, most_tokens=5).longest == 12
     assert make(4, window=8, most_tokens=5).longest == math.inf
 

@@ -132,7 +132,7 @@ def test_text_that_is_no_value_reaches_the_one_error():
     assert caught.value.problems == (
         "cache.block_size='x': is of type str; give an integer >= 1, or auto",
         "cache.num_blocks=0: is below 1; give an integer >= 1, or auto, or none",
-        "kernels.ops='rope': is of type str; give op=provider pairs",
+        "kernels.ops='rope': is of type str; give name=value pairs",
     )
 
 

@@ -272,6 +272,17 @@ class TestWorkflow:
         assert device["env"]["SESSION"] == "conformance(${{ inputs.device }})"
         assert noxfile.kit_faults.name == "kit-faults"
 
+    def test_the_night_runs_the_sessions_for_it(self) -> None:
+        nightly = yaml.safe_load((ROOT / ".github/workflows/nightly.yml").read_text())
+        (job,) = nightly["jobs"].values()
+        sessions = [noxfile.soak, noxfile.mutation, noxfile.new_cases]
+        assert job["strategy"]["matrix"]["session"] == [session.name for session in sessions]
+        assert all(session.tags == ["nightly"] for session in sessions)
+        assert nightly["permissions"] == {"contents": "read"}
+        assert nightly["env"] == self.workflow["env"]
+        used = {str(step["uses"]) for step in job["steps"] if "uses" in step}
+        assert used <= {str(step.get("uses")) for step in self.steps()}
+
     def test_nox_is_the_one_of_the_dev_extra(self) -> None:
         assert self.workflow["env"]["NOX"] in PROJECT["optional-dependencies"]["dev"]
         for name, job in self.workflow["jobs"].items():

@@ -49,6 +49,7 @@ class Bench:
             "max_num_batched_tokens": 64,
             "max_num_seqs": 8,
             "long_prefill_token_threshold": 0,
+            "max_long_partial_prefills": 1,
             "max_overtaking": 0,
             "storm_damping": 0.0,
             **config,

@@ -519,3 +519,31 @@ def test_what_a_window_has_left_behind_is_not_moved() -> None:
     assert request.host_tables[1][:2] == [NULL_BLOCK, NULL_BLOCK]
     assert manager.swap_in(request) is not None
     assert request.window_tables[0][:2] == [NULL_BLOCK, NULL_BLOCK]
+
+
+# Beginning with the blocks of a leader
+
+
+@pytest.mark.parametrize(("num_computed", "num_blocks", "forks"), [(8, 2, True), (7, 2, False), (8, 1, False)])
+def test_a_leader_gives_what_it_has_computed_and_not_less(num_computed: int, num_blocks: int, forks: bool) -> None:
+    manager = make_manager(caching=False)
+    leader = make_request([1] * 12, "leader")
+    leader.num_computed_tokens = num_computed
+    leader.block_ids = manager.pool.take(num_blocks)
+    follower = make_request([1] * 9, "follower")
+    follower.leader = leader
+    hit = manager.lookup(follower)
+    assert hit.num_cached_tokens == (8 if forks else 0)
+    if forks:
+        assert found(hit) == leader.block_ids
+
+
+def test_a_table_that_another_group_does_not_share_is_seen() -> None:
+    manager = make_windowed(8)
+    request = make_request([1] * 6)
+    compute(manager, request)
+    manager.check_integrity([request])
+    request.block_ids += manager.pool.take(1)
+    text = f"{request} has tables of 3 and 2 blocks"
+    with pytest.raises(RuntimeError, match=f"^{re.escape(text)}$"):
+        manager.check_integrity([request])

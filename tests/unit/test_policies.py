@@ -210,6 +210,28 @@ def test_a_weight_is_a_positive_number(weight: str) -> None:
         make("fair", tenant_weights=(("a", weight),))
 
 
+def test_who_has_no_weight_weighs_one() -> None:
+    waiting = make("fair", tenant_weights=(("a", "1"),))
+    added(waiting, request("a", tenant="a"), request("b", tenant="b"))
+    serve(waiting, "a", 10)
+    serve(waiting, "b", 11)
+    assert order(waiting) == ["a", "b"]
+
+
+def test_who_had_nothing_waiting_still_has_what_it_was_served() -> None:
+    waiting = make("fair")
+    first, _ = added(waiting, request("a1", tenant="a"), request("b", tenant="b"))
+    waiting.remove(first)
+    serve(waiting, "a", 10)
+    serve(waiting, "b", 3)
+    added(waiting, request("a2", tenant="a"))
+    assert order(waiting) == ["b", "a2"]
+    serve(waiting, "b", 6)
+    assert order(waiting) == ["b", "a2"]
+    serve(waiting, "b", 2)
+    assert order(waiting) == ["a2", "b"]
+
+
 def test_who_comes_late_is_lifted_to_the_lowest_that_wait() -> None:
     waiting = make("fair")
     added(waiting, request("a", tenant="a"), request("b", tenant="b"))

@@ -35,12 +35,13 @@ NPU = PlatformFacts(
 
 BATCHED, SEQS = "scheduler.max_num_batched_tokens", "scheduler.max_num_seqs"
 LONG, QUEUED = "scheduler.long_prefill_token_threshold", "scheduler.max_num_queued_reqs"
+SLOTS = "scheduler.max_long_partial_prefills"
 FIELD = {
     "chat": {BATCHED: 8192, SEQS: 256, "cache.block_size": 32, LONG: 0, QUEUED: 512},
-    "long-context": {BATCHED: 4096, SEQS: 64, "cache.block_size": 16, LONG: 1024, QUEUED: 64},
-    "mixed": {BATCHED: 8192, SEQS: 128, "cache.block_size": 16, LONG: 512, QUEUED: 256},
+    "long-context": {BATCHED: 4096, SEQS: 64, "cache.block_size": 16, LONG: 1024, SLOTS: 4, QUEUED: 64},
+    "mixed": {BATCHED: 8192, SEQS: 128, "cache.block_size": 16, LONG: 512, SLOTS: 8, QUEUED: 256},
 }
-"""What they are to be, from the issue."""
+"""What they are to be: from the field, but for the slots, which let long prompts fill a step or half of it."""
 
 
 def resolved(**settings: object) -> Resolved:

@@ -12,8 +12,9 @@ from isthmus.errors import DuplicateRequestError, NeverFitsError
 from isthmus.outputs import FinishReason
 from isthmus.scheduler.output import ModelRunnerOutput, RequestDelta
 from isthmus.scheduler.policies.fcfs import FcfsPolicy
+from isthmus.scheduler.preempter import PREEMPTION_WARNING_INTERVAL
 from isthmus.scheduler.request import Request, RequestStatus
-from isthmus.scheduler.scheduler import PREEMPTION_WARNING_INTERVAL, Scheduler
+from isthmus.scheduler.scheduler import Scheduler
 from unit.scheduler_steps import TOKEN, add, ids, make, run_to_the_end, step
 
 # What is refused
@@ -252,8 +253,7 @@ class FirstIsVictim(FcfsPolicy):
 
 
 def test_a_victim_that_was_scheduled_in_this_step_gives_its_tokens_back() -> None:
-    scheduler = make(num_blocks=5, caching=False, max_num_batched_tokens=17)
-    scheduler.waiting = FirstIsVictim(scheduler.config)
+    scheduler = make(FirstIsVictim, num_blocks=5, caching=False, max_num_batched_tokens=17)
     two_that_collide(scheduler)
     add(scheduler, "c", 4, max_tokens=1)
     output, _ = step(scheduler)
@@ -264,8 +264,7 @@ def test_a_victim_that_was_scheduled_in_this_step_gives_its_tokens_back() -> Non
 
 
 def test_others_go_on_when_a_request_gives_way_itself() -> None:
-    scheduler = make(num_blocks=4, caching=False)
-    scheduler.waiting = FirstIsVictim(scheduler.config)
+    scheduler = make(FirstIsVictim, num_blocks=4, caching=False)
     two_that_collide(scheduler)
     output, _ = step(scheduler)
     assert output.preempted_req_ids == ["a"]
@@ -427,40 +426,3 @@ def test_the_prefix_cache_is_reset_only_when_no_blocks_are_held() -> None:
     assert scheduler.reset_prefix_cache()
     add(scheduler, "b", list(range(8)))
     assert step(scheduler)[0].num_scheduled_tokens == {"b": 8}
-
-
-# What check_integrity sees
-
-
-def test_integrity_sees_a_request_in_no_queue() -> None:
-    scheduler = make()
-    add(scheduler, "a", 4)
-    scheduler.requests["b"] = scheduler.requests["a"]
-    with pytest.raises(RuntimeError, match=re.escape("queues hold ['a'], live requests are ['a', 'b']")):
-        scheduler.check_integrity()
-
-
-def test_integrity_sees_a_running_request_with_too_few_blocks() -> None:
-    scheduler = make()
-    request = add(scheduler, "a", 5)
-    step(scheduler)
-    scheduler.kv.pool.release([request.block_ids.pop()])
-    with pytest.raises(RuntimeError, match=r"has too few blocks for its computed tokens$"):
-        scheduler.check_integrity()
-
-
-def test_integrity_sees_progress_of_a_waiting_request() -> None:
-    scheduler = make()
-    add(scheduler, "a", 5).num_computed_tokens = 1
-    with pytest.raises(RuntimeError, match=r"is in `waiting`$"):
-        scheduler.check_integrity()
-
-
-def test_integrity_sees_more_running_requests_than_allowed() -> None:
-    scheduler = make()
-    for name in ("a", "b"):
-        add(scheduler, name, 4)
-    step(scheduler)
-    scheduler.max_num_seqs = 1
-    with pytest.raises(RuntimeError, match=r"^2 running requests, the cap is 1$"):
-        scheduler.check_integrity()

@@ -9,7 +9,8 @@ import pytest
 from isthmus.scheduler.costs import PreemptionCosts
 from isthmus.scheduler.output import BlockOps, ModelRunnerOutput
 from isthmus.scheduler.request import RequestStatus
-from isthmus.scheduler.scheduler import Scheduler, Step
+from isthmus.scheduler.scheduler import Scheduler
+from isthmus.scheduler.step import Step
 from unit.scheduler_steps import TOKEN, Clock, add, ids, make, run_to_the_end, scheduled, step
 
 
@@ -72,7 +73,7 @@ def test_a_long_one_comes_back_in_parts_and_takes_a_slot() -> None:
     )
     add(scheduler, "a", 20)
     step(scheduler)
-    scheduler._preempt(scheduler.running[0], Step(0, 0.0), None)
+    scheduler.preempter.preempt(scheduler.running[0], Step(0, 0.0), None)
     scheduler.schedule()
     add(scheduler, "b", 20)
     assert ids(scheduler.swapped) == []
@@ -93,7 +94,7 @@ def test_what_comes_back_stays_within_the_steps_budget() -> None:
     add(scheduler, "a", 20)
     step(scheduler)
     add(scheduler, "b", 3)
-    scheduler._preempt(scheduler.running[0], Step(0, 0.0), None)
+    scheduler.preempter.preempt(scheduler.running[0], Step(0, 0.0), None)
     output = scheduler.schedule()
     assert output.num_scheduled_tokens == {"a": 8}
     assert scheduler.snapshot().waiting_by_reason == {"budget": 1}
@@ -105,8 +106,8 @@ def test_as_many_come_back_as_there_are_seats() -> None:
         add(scheduler, name, 4)
     step(scheduler)
     for request in tuple(scheduler.running):
-        scheduler._preempt(request, Step(0, 0.0), None)
-    scheduler.max_num_seqs = 1
+        scheduler.preempter.preempt(request, Step(0, 0.0), None)
+    scheduler.room.max_num_seqs = 1
     assert scheduler.schedule().num_scheduled_tokens == {"a": 1}
     assert ids(scheduler.swapped) == ["b"]
 
@@ -116,7 +117,7 @@ def test_who_comes_back_leaves_the_reserve_alone() -> None:
     add(scheduler, "system", 4, is_system=True)
     add(scheduler, "a", 13)
     step(scheduler)
-    scheduler._preempt(scheduler.running[1], Step(0, 0.0), None)
+    scheduler.preempter.preempt(scheduler.running[1], Step(0, 0.0), None)
     scheduler.kv.pool.take(2)
     assert scheduler.schedule().num_scheduled_tokens == {"system": 1}
     assert ids(scheduler.swapped) == ["a"]
@@ -144,7 +145,7 @@ def test_decodes_that_come_back_are_no_prefill() -> None:
         add(scheduler, name, 4)
     step(scheduler)
     for request in tuple(scheduler.running):
-        scheduler._preempt(request, Step(0, 0.0), None)
+        scheduler.preempter.preempt(request, Step(0, 0.0), None)
     scheduler.schedule()
     assert (scheduler.stats.num_prefill_tokens, scheduler.stats.num_decode_tokens) == (8, 2)
 

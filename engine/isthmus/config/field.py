@@ -144,7 +144,7 @@ class Setting:
             int: "an integer",
             float: "a number",
             str: "text",
-            tuple: "op=provider pairs",
+            tuple: "name=value pairs",
         }
         signs = ((">=", self.spec.min), (">", self.spec.above), ("<=", self.spec.max))
         bounds = [f"{sign} {bound}" for sign, bound in signs if bound is not None]
@@ -158,7 +158,7 @@ def show(value: object) -> str:
 
 
 def to_text(value: object) -> str:
-    """A value as `Setting.parse` reads it: auto, none, true, 16, 0.9, cpu, op=provider,op=provider."""
+    """A value as `Setting.parse` reads it: auto, none, true, 16, 0.9, cpu, name=value,name=value."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):

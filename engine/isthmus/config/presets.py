@@ -15,6 +15,7 @@ _BATCHED_TOKENS = "scheduler.max_num_batched_tokens"
 _SEQS = "scheduler.max_num_seqs"
 _BLOCK_SIZE = "cache.block_size"
 _LONG_PREFILL = "scheduler.long_prefill_token_threshold"
+_LONG_PREFILLS = "scheduler.max_long_partial_prefills"
 _QUEUED_REQS = "scheduler.max_num_queued_reqs"
 
 
@@ -40,6 +41,7 @@ PRESETS: Mapping[str, Mapping[str, PresetValue]] = MappingProxyType(
             _SEQS: PresetValue(64, "a long sequence holds many blocks; more of them would drive each other out"),
             _BLOCK_SIZE: PresetValue(16, "a shared document is found again to the nearest 16 tokens"),
             _LONG_PREFILL: PresetValue(1024, "four long prompts share a step, so that none waits for a whole other"),
+            _LONG_PREFILLS: PresetValue(4, "as many as fill a step: there are few short prompts to protect"),
             _QUEUED_REQS: PresetValue(64, "each takes long, so whoever waits behind more waits too long"),
         },
         MIXED: {
@@ -47,6 +49,7 @@ PRESETS: Mapping[str, Mapping[str, PresetValue]] = MappingProxyType(
             _SEQS: PresetValue(128, "room for many short requests, short of what long ones would overfill"),
             _BLOCK_SIZE: PresetValue(16, "little of a short request's last block is wasted"),
             _LONG_PREFILL: PresetValue(512, "a long prompt takes a sixteenth of a step: short ones pass beside it"),
+            _LONG_PREFILLS: PresetValue(8, "half of a step for long prompts, the other half for short ones"),
             _QUEUED_REQS: PresetValue(256, "enough for a burst of short requests, not for a backlog of long ones"),
         },
     }

@@ -58,11 +58,12 @@ class SchedulerConfig(Section):
     max_long_partial_prefills: Annotated[
         int,
         Spec(
+            fallback=1,
             min=1,
             unit="requests",
             help="Most of these whose prompt is long; while they are that many, shorter prompts pass other long ones.",
         ),
-    ] = 4
+    ] = AUTO
     prefill_delay_factor: Annotated[
         float,
         Spec(

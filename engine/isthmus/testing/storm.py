@@ -74,6 +74,7 @@ class Storm:
             "max_num_seqs": 16,
             "max_num_queued_reqs": None,
             "long_prefill_token_threshold": 128,
+            "max_long_partial_prefills": 4,
             "preemption_mode": "swap",
             "storm_damping": 0.0,
             "max_overtaking": 2,
