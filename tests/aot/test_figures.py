@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ from isthmus.ops.triton.aot.figures import Built, Figures
 from isthmus.ops.triton.aot.gates import SPILLS
 from isthmus.ops.triton.aot.page import page
 from isthmus.ops.triton.aot.run import Outcome, compared, keep
-from isthmus.ops.triton.aot.waivers import Waiver, judge
+from isthmus.ops.triton.aot.waivers import PINNED, WAIVERS, Waiver, judge
 from isthmus.ops.triton.arch import ARCHS
 
 FIGURES = Figures(
@@ -105,7 +104,7 @@ def test_an_update_keeps_other_architectures_and_the_time_of_what_was_cached() -
 
 def test_keeping_then_comparing(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
-    outcome = Outcome("3.7.1", (BUILT,), judge([BUILT], []))
+    outcome = Outcome("3.7.1", (BUILT,), judge("3.7.1", [BUILT], []))
     assert compared(outcome, figures).changes is None
     assert keep(outcome, figures) == tmp_path / "figures.md"
     assert compared(outcome, figures).changes == ()
@@ -117,7 +116,9 @@ def test_keeping_then_comparing(tmp_path: Path) -> None:
 
 def test_the_page_has_every_kernel_and_every_waiver() -> None:
     spilling = replace(OTHER, figures=replace(FIGURES, spills=2, scratch_bytes=8))
-    text = page({"3.7.1": {one.key: one for one in (BUILT, spilling)}}, [Waiver(SPILLS, "gfx942*", 8, "A reason.")])
+    text = page(
+        {"3.7.1": {one.key: one for one in (BUILT, spilling)}}, [Waiver("3.7.1", SPILLS, "gfx942*", 8, "A reason.")]
+    )
     assert "| attention_kernel | a case | 64 | 0 | 4 | 4 x 4 warps | 2 mma | 3 cp.async | 1.5 |" in text
     assert "### sm_80\n\n163 KiB of shared memory" in text
     assert (
@@ -196,9 +197,12 @@ def test_the_kept_figures_of_this_repository_pass_every_gate() -> None:
     path = Path(__file__).parents[2] / "docs" / "support" / "kernels.json"
     versions = store.read(path)
     assert versions
-    for kept in versions.values():
+    for version, kept in versions.items():
+        judgement = judge(version, list(kept.values()))
         assert {one.arch for one in kept.values()} == set(ARCHS)
-        assert [str(fault) for fault in judge(list(kept.values())).faults] == []
-    everything = [one for kept in versions.values() for one in kept.values()]
-    assert judge(everything).idle == ()
-    assert json.loads(path.read_text())
+        assert [str(fault) for fault in judgement.faults] == []
+        assert judgement.idle == ()
+    needed = {waiver for version, kept in versions.items() for _, waiver in judge(version, list(kept.values())).waived}
+    assert needed == set(WAIVERS)
+    assert PINNED in versions
+    assert f"triton=={PINNED}" in (Path(__file__).parents[2] / "constraints" / "cpu.txt").read_text().splitlines()

@@ -148,26 +148,33 @@ def test_planted_kernel_that_does_not_compile() -> None:
 # -- waivers
 
 SPILLING = with_figures(spills=2, scratch_bytes=8)
-WAIVER = Waiver(SPILLS, "sm_80 | attention_kernel | *", limit=8, reason="for a test")
+WAIVER = Waiver("3.7.1", SPILLS, "sm_80 | attention_kernel | *", limit=8, reason="for a test")
 
 
 def test_a_waiver_accepts_what_it_names() -> None:
-    judgement = judge([SPILLING], [WAIVER])
+    judgement = judge("3.7.1", [SPILLING], [WAIVER])
     assert judgement.faults == ()
     assert [waiver for _, waiver in judgement.waived] == [WAIVER]
 
 
 @pytest.mark.parametrize(
-    "waiver", [replace(WAIVER, limit=7), replace(WAIVER, gate=SHARED), replace(WAIVER, keys="sm_86 | *")]
+    "waiver",
+    [
+        replace(WAIVER, limit=7),
+        replace(WAIVER, gate=SHARED),
+        replace(WAIVER, keys="sm_86 | *"),
+        replace(WAIVER, triton="3.9.0"),
+    ],
 )
 def test_a_waiver_accepts_nothing_else(waiver: Waiver) -> None:
-    assert [finding.gate for finding in judge([SPILLING], [waiver]).faults] == [SPILLS]
+    assert [finding.gate for finding in judge("3.7.1", [SPILLING], [waiver]).faults] == [SPILLS]
 
 
 def test_a_waiver_that_nothing_needs_is_told() -> None:
-    assert judge([BUILT], [WAIVER]).idle == (WAIVER,)
-    assert judge([SPILLING], [WAIVER]).idle == ()
+    assert judge("3.7.1", [BUILT], [WAIVER]).idle == (WAIVER,)
+    assert judge("3.7.1", [SPILLING], [WAIVER]).idle == ()
 
 
 def test_a_waiver_of_what_was_not_built_is_not_idle() -> None:
-    assert judge([replace(BUILT, arch="sm_86")], [WAIVER]).idle == ()
+    assert judge("3.9.0", [BUILT], [WAIVER]).idle == ()
+    assert judge("3.7.1", [replace(BUILT, arch="sm_86")], [WAIVER]).idle == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -157,8 +158,9 @@ def test_names_of_jobs_are_unique_and_every_workload_launches() -> None:
         assert launches, workload.name
 
 
-def test_what_was_compiled_is_what_a_launch_finds_in_the_cache() -> None:
+def test_what_was_compiled_is_what_a_launch_finds_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The JIT itself, on a driver that can do all but load a binary, has nothing left to compile."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     with recording(SM_90) as launches:
         norm()
     _, cpu_s, error = compile_variant(launches[0].variant, SM_90)

@@ -150,7 +150,7 @@ def test_commands_that_are_named_exist(page: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("page", [*DOCS.glob("*.md"), *ROOT.glob("platforms/*/README.md")], ids=name_of)
 def test_flags_that_are_named_exist(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    commands = (["generate"], ["platforms", "certify"])
+    commands = (["generate"], ["platforms", "certify"], ["kernels", "compile"])
     known = flags(re.sub(r"[\[\],|]", " ", "".join(help_of(command, capsys) for command in commands)))
     for code in snippets(page):
         if code.startswith("--"):

@@ -89,7 +89,7 @@ def run_compile(args: argparse.Namespace) -> int:
     outcome = compile_all(args.target, processes=args.jobs, cache_dir=args.out, of=of)
     if args.figures is not None and not args.update:
         outcome = compared(outcome, args.figures)
-    print(_json(outcome) if args.json else _text(outcome, args.figures))
+    print(_json(outcome) if args.json else _text(outcome, None if args.update else args.figures))
     if args.update:
         page = keep(outcome, args.figures)
         if not args.json:
@@ -169,7 +169,8 @@ def _verdict(outcome: Outcome, figures: Path | None) -> Iterator[str]:
         targets = " ".join(f"--target {arch}" for arch in dict.fromkeys(one.arch for one in outcome.built))
         yield f"accept with: isthmus kernels compile {targets} --figures {figures} --update"
     if figures is not None and outcome.changes is None:
-        yield f"{figures}: not compared" if figures.exists() else f"{figures} does not exist yet"
+        why = f"has none of Triton {outcome.triton}" if figures.exists() else "does not exist"
+        yield f"not compared: {figures} {why}; --update keeps these"
     yield (
         f"Triton {outcome.triton}: {len(outcome.built)} kernels, {len(judgement.faults)} findings, "
         f"{len(judgement.waived)} waived, {len(outcome.changes or ())} changes"

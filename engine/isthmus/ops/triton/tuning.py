@@ -66,7 +66,7 @@ ATTENTION_ROWS: Mapping[tuple[str, str, int], AttentionRow] = MappingProxyType(
         ("gfx90a", DECODE, NARROW): AttentionRow(16, 32, 2, 1, 2, SWEEP),
         ("gfx950", DECODE, NARROW): AttentionRow(16, 64, 2, 1, 2, SWEEP),
         ("gfx11", PREFILL, NARROW): AttentionRow(32, 16, 8, 1, 2, COMPILED),
-        ("gfx11", DECODE, NARROW): AttentionRow(16, 16, 4, 1, 2, COMPILED),
+        ("gfx11", DECODE, NARROW): AttentionRow(16, 16, 8, 1, 2, COMPILED),
         ("gfx12", PREFILL, NARROW): AttentionRow(64, 32, 8, 1, 2, SWEEP),
         ("gfx12", DECODE, NARROW): AttentionRow(16, 32, 4, 1, 2, SWEEP),
         ("sm8x", PREFILL, WIDE): AttentionRow(64, 32, 8, 2, 1, WIDE_COMPILED),

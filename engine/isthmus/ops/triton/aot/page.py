@@ -24,7 +24,7 @@ def page(versions: Mapping[str, Kept], waivers: Sequence[Waiver]) -> str:
     """A section for each version of Triton, and in it a table for each architecture."""
     parts = [HEAD]
     for version, kept in sorted(versions.items()):
-        parts += [f"\n## Triton {version}\n\n{_summary(list(kept.values()), waivers)}"]
+        parts += [f"\n## Triton {version}\n\n{_summary(version, list(kept.values()), waivers)}"]
         for arch in ARCHS.values():
             rows = [one for one in kept.values() if one.arch == arch.name]
             if rows:
@@ -33,8 +33,8 @@ def page(versions: Mapping[str, Kept], waivers: Sequence[Waiver]) -> str:
     return "".join(parts)
 
 
-def _summary(built: Sequence[Built], waivers: Sequence[Waiver]) -> str:
-    judgement = judge(built, waivers)
+def _summary(version: str, built: Sequence[Built], waivers: Sequence[Waiver]) -> str:
+    judgement = judge(version, built, waivers)
     lines = [f"{len(built)} kernels, {len(judgement.faults)} of which fail a gate."]
     lines += [f"- Fails: {fault}" for fault in judgement.faults]
     lines += [f"- Waived: {finding}. {waiver.reason}" for finding, waiver in judgement.waived]

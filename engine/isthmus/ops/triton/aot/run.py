@@ -53,7 +53,7 @@ def compile_all(
     archs = [ARCHS[name] for name in dict.fromkeys(targets or ARCHS)]
     wanted = [job for arch in archs for job in jobs(arch, (of or workloads)(arch))]
     built = build(wanted, processes=processes, cache_dir=cache_dir)
-    return Outcome(triton.__version__, tuple(built), judge(built))
+    return Outcome(triton.__version__, tuple(built), judge(triton.__version__, built))
 
 
 def compared(outcome: Outcome, figures: Path) -> Outcome:
