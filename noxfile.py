@@ -22,8 +22,8 @@ NEWEST_TRITON = ("torch==2.13.0", "triton", ".[conformance]")
 """Without the pins: in an environment that has no Triton yet, pip takes the newest."""
 REPORTS = Path("reports")
 SUPPORT = Path("docs", "support")
-FIGURES = SUPPORT / "kernels.json"
-"""Of the kernels that are compiled ahead of time; beside it the page that is made of them."""
+FIGURES = SUPPORT / "kernels" / "figures.json"
+"""Of the kernels that are compiled ahead of time; the page that is made of them has the name of the folder."""
 MUTATION = (
     "mutmut==3.8.1",
     "pytest>=8.3",

@@ -103,10 +103,11 @@ def test_an_update_keeps_other_architectures_and_the_time_of_what_was_cached() -
 
 
 def test_keeping_then_comparing(tmp_path: Path) -> None:
-    figures = tmp_path / "figures.json"
+    (tmp_path / "kernels").mkdir()
+    figures = tmp_path / "kernels" / "figures.json"
     outcome = Outcome("3.7.1", (BUILT,), judge("3.7.1", [BUILT], []))
     assert compared(outcome, figures).changes is None
-    assert keep(outcome, figures) == tmp_path / "figures.md"
+    assert keep(outcome, figures) == tmp_path / "kernels.md"
     assert compared(outcome, figures).changes == ()
     assert compared(replace(outcome, triton="9.9"), figures).changes is None
     worse = replace(outcome, built=(replace(BUILT, figures=replace(FIGURES, matrix={})),))
@@ -194,7 +195,7 @@ def test_assembler_text_without_a_figure_is_an_error() -> None:
 
 def test_the_kept_figures_of_this_repository_pass_every_gate() -> None:
     """And no waiver is left that nothing needs, of any version of Triton."""
-    path = Path(__file__).parents[2] / "docs" / "support" / "kernels.json"
+    path = Path(__file__).parents[2] / "docs" / "support" / "kernels" / "figures.json"
     versions = store.read(path)
     assert versions
     for version, kept in versions.items():

@@ -80,13 +80,14 @@ def test_json(serve: Any, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_figures_are_kept_compared_and_accepted(serve: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    figures = tmp_path / "figures.json"
+    (tmp_path / "kernels").mkdir()
+    figures = tmp_path / "kernels" / "figures.json"
     arguments = ("--target", "sm_80", "--figures", str(figures))
     serve(GOOD)
     assert compile_kernels(*arguments) == 0
     assert f"not compared: {figures} does not exist; --update keeps these" in capsys.readouterr().out
     assert compile_kernels(*arguments, "--update") == 0
-    assert figures.with_suffix(".md").read_text().startswith("# Kernels")
+    assert (tmp_path / "kernels.md").read_text().startswith("# Kernels")
     assert compile_kernels(*arguments) == 0
 
     kept = json.loads(figures.read_text())

@@ -55,7 +55,7 @@ def _add_compile(commands: Any) -> None:
     parser.add_argument("--jobs", type=_positive, default=os.cpu_count() or 1, metavar="N", help="compilers at a time")
     parser.add_argument("--figures", type=Path, metavar="FILE", help="compare with the figures in this JSON file")
     parser.add_argument(
-        "--update", action="store_true", help="accept: write the figures to FILE, and the page beside it"
+        "--update", action="store_true", help="accept: write the figures to FILE, and the page FOLDER.md"
     )
     parser.add_argument(
         "--report", type=Path, metavar="FILE", help="note in this conformance report what it compiles for"

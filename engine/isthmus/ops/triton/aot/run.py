@@ -63,10 +63,10 @@ def compared(outcome: Outcome, figures: Path) -> Outcome:
 
 
 def keep(outcome: Outcome, figures: Path) -> Path:
-    """Take the figures into the file, and write the page beside it, whose path is returned."""
+    """Take the figures into the file, and write the page that is named like its folder, whose path is returned."""
     versions: dict[str, store.Kept] = dict(store.read(figures))
     versions[outcome.triton] = store.updated(versions.get(outcome.triton, {}), outcome.built)
     store.write(figures, versions)
-    beside = figures.with_suffix(".md")
-    beside.write_text(page(versions, WAIVERS))
-    return beside
+    written = figures.parent.with_suffix(".md")
+    written.write_text(page(versions, WAIVERS))
+    return written
