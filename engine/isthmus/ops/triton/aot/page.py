@@ -11,8 +11,8 @@ from isthmus.ops.triton.arch import ARCHS
 
 HEAD = """# Kernels, compiled ahead of time
 
-Written by `isthmus kernels compile --figures docs/support/kernels/figures.json --update`; do not edit. No device was there:
-this says what the compiler made of each kernel, not how fast it is, nor that it is right. See
+Written by `isthmus kernels compile --figures docs/support/kernels/figures.json --update`; do not edit. No device was
+there: this says what the compiler made of each kernel, not how fast it is, nor that it is right. See
 [kernels.md](../kernels.md) for what the columns mean and which gates there are.
 """
 COLUMNS = (
