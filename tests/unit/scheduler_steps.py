@@ -10,7 +10,7 @@ from isthmus.config import CacheConfig, SchedulerConfig
 from isthmus.plugins.policy import PolicyFactory, PolicyRegistry
 from isthmus.sampling_params import SamplingParams
 from isthmus.scheduler.costs import PreemptionCosts
-from isthmus.scheduler.output import ModelRunnerOutput, RequestDelta, SchedulerOutput
+from isthmus.scheduler.output import GroupLimits, ModelRunnerOutput, RequestDelta, SchedulerOutput
 from isthmus.scheduler.policies.plugin import isthmus_register_policies
 from isthmus.scheduler.request import Request
 from isthmus.scheduler.scheduler import Scheduler
@@ -54,6 +54,8 @@ def make(
     clock: Clock | None = None,
     costs: PreemptionCosts | None = None,
     recorder: Any = None,
+    window: int | None = None,
+    window_groups: Sequence[GroupLimits] = (),
     **config: Any,
 ) -> Scheduler:
     """Without long prompts, damping and overtaking, unless asked for."""
@@ -80,6 +82,8 @@ def make(
         costs=costs,
         clock=clock or Clock(),
         recorder=recorder,
+        window=window,
+        window_groups=window_groups,
     )
 
 

@@ -84,3 +84,14 @@ def test_what_is_forgotten_at_once_is_not_lost_to_anybody(count: int) -> None:
     followed.pool.forget_all()
     followed.at(1.0).take(3)
     assert lost(followed.stats) == (0, 0, 0.0, 0.0)
+
+
+def test_every_loss_is_added_to_the_totals() -> None:
+    followed = Followed(2)
+    for start_s in (0.0, 10.0):
+        blocks = followed.at(start_s).take(2)
+        for block in blocks:
+            followed.pool.publish(block, f"{start_s} {block}".encode())
+        followed.at(start_s + 1).release(blocks)
+    followed.at(20.0).take(2)
+    assert lost(followed.stats) == (4, 4, 2 * 10.0 + 2 * 10.0, 2 * 9.0 + 2 * 9.0)

@@ -273,6 +273,21 @@ def test_counters_of_tenants_that_left_are_forgotten_when_they_are_many() -> Non
     assert len(waiting._counters) <= KEPT_COUNTERS + 2
 
 
+def test_one_that_runs_may_be_of_a_tenant_that_was_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair, "KEPT_COUNTERS", 0)
+    waiting = make("fair")
+    first, *others = added(waiting, *(request(name, tenant=name) for name in "acdb"))
+    for one in (first, *others[:2]):
+        waiting.remove(one)
+    running = [first, others[2]]
+    assert waiting.choose_victim(running) is others[2]
+    serve(waiting, "a", 10)
+    serve(waiting, "b", 5)
+    assert waiting.choose_victim(running) is first
+    serve(waiting, "b", 5)
+    assert waiting.choose_victim(running) is others[2]
+
+
 def test_forgetting_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside a policy that never forgets, through arrivals, service and leaves of tenants that come back."""
     remembering = make("fair")

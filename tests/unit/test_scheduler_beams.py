@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from isthmus.errors import DuplicateRequestError, NeverFitsError
+from isthmus.errors import DuplicateRequestError, InvalidParamsError, NeverFitsError
 from isthmus.outputs import FinishReason
-from isthmus.sampling_params import BeamSearchParams
+from isthmus.sampling_params import BeamSearchParams, SamplingParams
+from isthmus.scheduler.admission import Refusal
+from isthmus.scheduler.admitter import _leader_is_busy
 from isthmus.scheduler.beam import BeamGroup
 from isthmus.scheduler.output import ModelRunnerOutput, RawLogprobs, RequestDelta, SchedulerOutput
 from isthmus.scheduler.request import Request, RequestStatus
@@ -22,10 +26,24 @@ NO_BEAM_KEEPS_BOTH: dict[str, RawLogprobs] = {
 }
 
 
-def search(scheduler: Scheduler, *, width: int = 2, max_tokens: int | None = 3, num_prompt_tokens: int = 6) -> Request:
+def search(
+    scheduler: Scheduler,
+    *,
+    width: int = 2,
+    max_tokens: int | None = 3,
+    eos: tuple[int, ...] = (),
+    num_prompt_tokens: int = 6,
+) -> Request:
     """Queues "b"; its forks are "b#1", "b#2", ..."""
     params = BeamSearchParams(beam_width=width, max_tokens=max_tokens)
-    leader = Request("b", range(num_prompt_tokens), params.of_a_beam(0), arrival_s=scheduler._clock())
+    leader = Request(
+        "b",
+        range(num_prompt_tokens),
+        params.of_a_beam(len(eos)),
+        eos_token_ids=eos,
+        seed=5,
+        arrival_s=scheduler._clock(),
+    )
     leader.beams = BeamGroup(params, leader)
     scheduler.add_request(leader)
     return leader
@@ -73,12 +91,13 @@ RUNNING, WAITING, SWAPPED, HELD = (
 def test_a_search_from_its_first_step_to_its_result(policy: str) -> None:
     recorder = Recorder()
     scheduler = make(policy=policy, recorder=recorder)
-    search(scheduler)
-    assert scheduler.requests["b"].max_total_tokens == 7
+    leader = search(scheduler)
+    assert (leader.max_total_tokens, leader.num_siblings) == (7, 2)
     first, deltas = beam_step(scheduler)
     assert (first.num_scheduled_tokens, deltas) == ({"b": 6}, [])
     assert scheduler.requests["b"].token_ids[6:] == [11]
     assert scheduler.requests["b#1"].token_ids[6:] == [12]
+    assert scheduler.requests["b#1"].seed == leader.seed
     assert [request.request_id for (request,) in recorder.of("queued")] == ["b", "b#1"]
     second, deltas = beam_step(scheduler, NO_BEAM_KEEPS_BOTH)
     assert (second.num_scheduled_tokens, deltas) == ({"b": 1, "b#1": 1}, [])
@@ -109,6 +128,16 @@ def test_the_result_says_how_much_of_the_prompt_was_cached() -> None:
     search(scheduler, max_tokens=1)
     _, deltas = beam_step(scheduler)
     assert [(delta.request_id, delta.num_cached_tokens) for delta in deltas] == [("a", 0), ("b", 4)]
+
+
+def test_the_best_sequence_says_why_it_ended() -> None:
+    scheduler = make()
+    search(scheduler, max_tokens=2, eos=(99,))
+    beam_step(scheduler, {"b": {99: (-0.1, 1), 1: (-1.0, 2), 2: (-2.0, 3)}})
+    _, (delta,) = beam_step(scheduler)
+    assert delta.beams is not None
+    assert [sequence.finish_reason for sequence in delta.beams] == [FinishReason.STOP, FinishReason.LENGTH]
+    assert delta.finish_reason is FinishReason.STOP
 
 
 def test_a_beam_that_nobody_goes_on_with_ends() -> None:
@@ -280,3 +309,68 @@ def test_a_search_that_is_stuck_fails_as_a_whole(caplog: pytest.LogCaptureFixtur
     assert delta.stop_reason == caplog.messages[0]
     assert not scheduler.has_unfinished
     assert scheduler.beam_groups == {}
+
+
+def test_a_beam_without_candidates_goes_on_waiting() -> None:
+    scheduler = make()
+    leader = search(scheduler)
+    output = scheduler.schedule()
+    result = ModelRunnerOutput([[]], invalid_req_ids=frozenset({"b"}))
+    assert scheduler.update_from_output(output, result) == []
+    assert leader.status is RUNNING
+
+
+# A leader whose tokens are computed in the very step
+
+
+@pytest.mark.parametrize(("num_prompt_tokens", "threshold", "caching"), [(6, 0, True), (9, 0, True), (4, 4, False)])
+def test_a_fork_waits_until_what_it_copies_is_written(num_prompt_tokens: int, threshold: int, caching: bool) -> None:
+    """The leader lost its blocks, and computes them anew in the step in which the fork could come in."""
+    scheduler = make(caching=caching, long_prefill_token_threshold=threshold)
+    search(scheduler, num_prompt_tokens=num_prompt_tokens)
+    beam_step(scheduler)
+    preempt(scheduler, "b")
+    assert ids(scheduler.waiting) == ["b", "b#1"]
+    output = scheduler.schedule()
+    assert list(output.num_scheduled_tokens) == ["b"]
+    assert scheduler._last_waits == {"b#1": Refusal.IN_FLIGHT}
+
+
+def test_a_leader_that_is_not_scheduled_writes_nothing() -> None:
+    leader, fork = (Request(name, [1] * 5, SamplingParams()) for name in ("leader", "fork"))
+    fork.leader = leader
+    leader.num_computed_tokens = 4
+    step = Step(0, 0.0)
+    assert not _leader_is_busy(fork, step)
+    step.num_scheduled["leader"] = 1
+    assert _leader_is_busy(fork, step)
+
+
+def test_a_search_that_is_stuck_tells_the_recorder_why() -> None:
+    recorder = Recorder()
+    scheduler = make(num_blocks=4, caching=False, recorder=recorder)
+    search(scheduler)
+    scheduler.kv.pool.take(3)
+    scheduler.schedule()
+    assert [(one.request_id, reason) for one, reason in recorder.of("ended")] == [("b", FinishReason.ERROR)]
+
+
+def test_ordinary_requests_do_not_make_room_for_others() -> None:
+    """Everyone waits for steps under way: nobody is stuck."""
+    scheduler = make(max_num_seqs=1)
+    add(scheduler, "a", 4, max_tokens=1)
+    add(scheduler, "c", 4)
+    output = scheduler.schedule()
+    scheduler._in_flight.clear()
+    assert scheduler.schedule().preempted_req_ids == []
+    assert output.num_scheduled_tokens == {"a": 4}
+
+
+def test_more_beams_than_may_run_are_refused() -> None:
+    text = (
+        "BeamSearchParams.beam_width=3: every beam is a request, and scheduler.max_num_seqs is 2; search with fewer "
+        "beams, or raise it"
+    )
+    with pytest.raises(InvalidParamsError, match=f"^{re.escape(text)}$"):
+        search(make(max_num_seqs=2), width=3)
+    search(make(max_num_seqs=3), width=3)

@@ -28,6 +28,7 @@ def test_followers_are_held_until_the_prompt_is_computed() -> None:
     leader, *followers = add_group(scheduler)
     assert [follower.status for follower in followers] == [RequestStatus.HELD] * 2
     assert [follower.leader for follower in followers] == [leader, leader]
+    assert [follower.seed for follower in followers] == [1, 2]
     assert [request.num_siblings for request in (leader, *followers)] == [3, 3, 3]
     assert recorder.of("held") == [(followers, leader)]
     assert (scheduler.queue.num_reqs, scheduler.queue.num_tokens) == (3, 18)
@@ -93,7 +94,7 @@ def test_a_leader_whose_last_token_is_its_first_releases_the_others() -> None:
 
 def test_one_of_a_group_is_rather_moved_than_computed_again() -> None:
     scheduler = make(num_host_blocks=8, preemption_mode="auto")
-    leader, *_ = add_group(scheduler)
+    leader, _ = add_group(scheduler, num_followers=1)
     alone = add(scheduler, "alone", 4)
     step(scheduler)
     for request in (leader, alone):
@@ -108,3 +109,10 @@ def test_a_leader_that_was_preempted_still_releases_the_others() -> None:
     step(scheduler)
     scheduler.preempter.preempt(leader, Step(0, 0.0), None)
     assert sorted(run_to_the_end(scheduler)) == ["g", "g1", "g2"]
+
+
+def test_a_prompt_that_is_shared_is_one_query() -> None:
+    scheduler = make()
+    add_group(scheduler)
+    run_to_the_end(scheduler)
+    assert (scheduler.stats.num_admitted, scheduler.stats.prefix_cache_queries) == (3, 6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from isthmus.scheduler.output import ModelRunnerOutput
 from isthmus.scheduler.scheduler import Scheduler
-from unit.scheduler_steps import TOKEN, Clock, add, ids, make, scheduled, step
+from unit.scheduler_steps import TOKEN, Clock, Recorder, add, ids, make, scheduled, step
 
 
 def test_nobody_goes_for_a_head_that_is_held_back() -> None:
@@ -87,7 +87,10 @@ def test_a_system_request_gives_way_to_no_other() -> None:
 
 
 def test_a_stronger_request_takes_the_slot_of_a_weaker_too() -> None:
-    scheduler = make(policy="priority", max_num_batched_tokens=8, max_num_partial_prefills=1, max_num_seqs=1)
+    recorder = Recorder()
+    scheduler = make(
+        policy="priority", max_num_batched_tokens=8, max_num_partial_prefills=1, max_num_seqs=1, recorder=recorder
+    )
     add(scheduler, "weak", 20, priority=5)
     step(scheduler)
     assert scheduler.gate.num_partial == 1
@@ -95,6 +98,8 @@ def test_a_stronger_request_takes_the_slot_of_a_weaker_too() -> None:
     output, _ = step(scheduler)
     assert output.preempted_req_ids == ["weak"]
     assert output.num_scheduled_tokens == {"strong": 8}
+    ((victim, beneficiary, num_blocks, num_tokens),) = recorder.of("preempted")
+    assert (victim.request_id, beneficiary.request_id, num_blocks, num_tokens) == ("weak", "strong", 2, 8)
 
 
 def in_parts_beside_a_weak_one(num_blocks: int = 64) -> Scheduler:
@@ -154,3 +159,19 @@ def test_a_system_request_is_not_counted_as_room_for_others() -> None:
     add(scheduler, "strong", 15)
     assert step(scheduler)[0].preempted_req_ids == []
     assert ids(scheduler.waiting) == ["strong"]
+
+
+def test_a_system_request_may_be_the_victim_where_nothing_is_reserved() -> None:
+    scheduler = make(num_blocks=5, caching=False)
+    add(scheduler, "a", 8)
+    add(scheduler, "system", 8, is_system=True)
+    step(scheduler)
+    assert step(scheduler)[0].preempted_req_ids == ["system"]
+
+
+def test_a_system_request_may_drive_out_another() -> None:
+    scheduler = make(num_blocks=5, reserved_blocks=2, caching=False)
+    for name in ("system1", "system2"):
+        add(scheduler, name, 8, is_system=True)
+    step(scheduler)
+    assert step(scheduler)[0].preempted_req_ids == ["system2"]
