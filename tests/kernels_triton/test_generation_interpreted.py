@@ -95,3 +95,32 @@ def test_greedy_tokens_are_those_of_the_native_kernels(
     assert max(output.num_cached_tokens for output in outputs) >= BLOCK_SIZE, "no prefix was found"
     assert llm._core.scheduler.stats.num_preemptions > 0, "nothing was preempted"
     assert launched >= KERNELS
+
+
+@pytest.mark.parametrize(
+    ("platform", "cache_dtype"), [("cuda_interpret", "float8_e4m3fn"), ("rocm_interpret", "float8_e4m3fnuz")]
+)
+@pytest.mark.parametrize("model", ["llama"], indirect=True)
+def test_a_cache_of_eight_bits(model: Path, platform: str, cache_dtype: str, expected: dict[str, list[int]]) -> None:
+    """Takes a quarter of the memory, and gives the same whether a prompt is cut, found in the cache, or preempted."""
+    settings: dict[str, Any] = {"device": platform, "dtype": "float32", "block_size": BLOCK_SIZE, "max_num_seqs": 8}
+    caches = {}
+    for dtype in ("float32", cache_dtype):
+        engine = LLM(str(model), **settings, kv_cache_dtype=dtype, num_blocks=64, enable_prefix_caching=False)
+        pool = engine._core._executor.worker._runner.pool  # type: ignore[attr-defined]
+        caches[dtype] = sum(tensor.nbytes for layer in pool.caches for tensor in layer)
+        alone = {prompt: tokens(engine.generate([prompt], GREEDY, progress=False)[0]) for prompt in PROMPTS}
+        engine.shutdown()
+    assert caches["float32"] == 4 * caches[cache_dtype]
+    assert [alone[prompt][0] for prompt in PROMPTS] == [expected[prompt][0] for prompt in PROMPTS]
+
+    engine = LLM(
+        str(model), **settings, kv_cache_dtype=cache_dtype, num_blocks=NUM_BLOCKS, max_num_batched_tokens=STEP_TOKENS
+    )
+    prompts = [LONG, *PROMPTS, *PROMPTS]
+    outputs = engine.generate(prompts, GREEDY, progress=False)
+    stats = engine._core.scheduler.stats
+    engine.shutdown()
+    assert [tokens(output) for output in outputs] == [alone[prompt] for prompt in prompts]
+    assert stats.num_preemptions > 0
+    assert max(output.num_cached_tokens for output in outputs) >= BLOCK_SIZE

@@ -2,6 +2,7 @@
 
 import logging
 import pickle
+from dataclasses import replace
 
 import pytest
 
@@ -184,6 +185,20 @@ def test_bad_dtypes_of_a_platform(dtypes, message):
     with pytest.raises(PluginError) as caught:
         resolved(platform=PlatformFacts(name="npu", device="NPU 1 (npu1)", dtypes=dtypes))
     assert str(caught.value) == message
+
+
+def test_cache_dtypes_of_a_platform():
+    npu = PlatformFacts(name="npu", device="NPU 1 (npu1)", dtypes=("float32",), cache_dtypes=("float8_e5m2",))
+    assert resolved(platform=npu, kv_cache_dtype="float8_e5m2").config.cache.kv_cache_dtype == "float8_e5m2"
+    assert resolved(platform=npu).config.cache.kv_cache_dtype == "float32"
+    with pytest.raises(ConfigError) as caught:
+        resolved(platform=npu, kv_cache_dtype="float8_e4m3fn")
+    assert caught.value.problems == (
+        "cache.kv_cache_dtype='float8_e4m3fn': platform npu has float32, float8_e5m2 on NPU 1 (npu1); use one of them "
+        "or auto",
+    )
+    with pytest.raises(PluginError, match="'npu' lists cache dtype 'int4'; those of a cache are bfloat16, "):
+        resolved(platform=replace(npu, cache_dtypes=("int4",)))
 
 
 def test_each_fill_is_logged_and_nothing_else(caplog):

@@ -69,6 +69,7 @@ def prepare(config: EngineConfig, plugins: PluginManager | None = None) -> Engin
             name=selection.name,
             device=f"{info.name} ({info.arch})",
             dtypes=info.dtypes,
+            cache_dtypes=info.cache_dtypes,
             proposals=_proposals(selection.platform, config),
         ),
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from isthmus.config.compile import EAGER, GRAPH
+from isthmus.ops.triton import cache_dtypes
 from isthmus.platforms import DeviceInfo, EagerBackend, GraphBackend
 from isthmus.platforms.accelerator import TorchAcceleratorPlatform
 from isthmus.platforms.captured_graph import decode_sizes
@@ -39,7 +40,8 @@ class CudaPlatform(TorchAcceleratorPlatform):
         device = torch.cuda.get_device_properties(index)
         has_bfloat16 = (device.major, device.minor) >= FIRST_WITH_BFLOAT16
         dtypes = ("bfloat16", "float16", "float32") if has_bfloat16 else ("float16", "float32")
-        return DeviceInfo(device.name, f"sm_{device.major}{device.minor}", device.total_memory, dtypes)
+        arch = f"sm_{device.major}{device.minor}"
+        return DeviceInfo(device.name, arch, device.total_memory, dtypes, cache_dtypes(arch))
 
     def config_defaults(self, config: EngineConfig) -> Mapping[str, object]:
         capability = torch.cuda.get_device_capability(config.device.index)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from isthmus.config.compile import EAGER, GRAPH
+from isthmus.ops.triton import cache_dtypes
 from isthmus.platforms import DeviceInfo, EagerBackend, GraphBackend
 from isthmus.platforms.accelerator import TorchAcceleratorPlatform
 from isthmus.platforms.captured_graph import decode_sizes
@@ -37,7 +38,8 @@ class RocmPlatform(TorchAcceleratorPlatform):
         """`arch` is the ISA without its feature suffixes, e.g. "gfx942" of "gfx942:sramecc+:xnack-"."""
         device = torch.cuda.get_device_properties(index)
         arch = device.gcnArchName.split(":")[0]
-        return DeviceInfo(device.name, arch, device.total_memory, ("bfloat16", "float16", "float32"))
+        dtypes = ("bfloat16", "float16", "float32")
+        return DeviceInfo(device.name, arch, device.total_memory, dtypes, cache_dtypes(arch))
 
     def config_defaults(self, config: EngineConfig) -> Mapping[str, object]:
         """Large blocks where the kernel's tiles are large: fewer look-ups in the block table."""

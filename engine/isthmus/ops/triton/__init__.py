@@ -82,6 +82,13 @@ def register_kernels(
     register(registry, replace(facts, multiprocessors=multiprocessors))
 
 
+def cache_dtypes(arch: str) -> tuple[str, ...]:
+    """For `DeviceInfo.cache_dtypes`: what the kernels' KV cache may have besides compute dtypes; none of an
+    architecture that the table lacks.
+    """
+    return ARCHS[arch].fp8_kv if arch in ARCHS else ()
+
+
 def facts_of(arch: str) -> Arch | None:
     """The table's row, or one that is safe; None if there is nothing to go by."""
     if arch in ARCHS:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from isthmus.config.compile import EAGER, GRAPH
-from isthmus.ops.triton import interpreter
+from isthmus.ops.triton import cache_dtypes, interpreter
 from isthmus.platforms import DeviceInfo, EagerBackend, GraphBackend, MemoryStats, Platform
 from isthmus.platforms.captured_graph import Capture, CapturedGraphBackend
 from isthmus.platforms.host_memory import host_memory_stats, read_memory
@@ -46,7 +46,9 @@ class InterpretedPlatform(Platform):
     def device_info(self, index: int = 0) -> DeviceInfo:
         """Every rank has the host."""
         dtypes = ("bfloat16", "float16", "float32")
-        return DeviceInfo(f"Triton's interpreter as {self._arch}", self._arch, read_memory().total, dtypes)
+        return DeviceInfo(
+            f"Triton's interpreter as {self._arch}", self._arch, read_memory().total, dtypes, cache_dtypes(self._arch)
+        )
 
     def init_device(self, local_rank: int) -> torch.device:
         return torch.device(self.device_type)
