@@ -288,6 +288,25 @@ def test_one_that_runs_may_be_of_a_tenant_that_was_forgotten(monkeypatch: pytest
     assert waiting.choose_victim(running) is others[2]
 
 
+def test_what_a_tenant_was_served_is_kept_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though nobody of it waits, and others who left are forgotten."""
+    monkeypatch.setattr(fair, "KEPT_COUNTERS", 0)
+    waiting = make("fair")
+    a, _, c = added(waiting, *(request(name, tenant=name) for name in "abc"))
+    serve(waiting, "c", 1)
+    waiting.remove(c)
+    serve(waiting, "b", 9)
+    waiting.remove(a)
+    serve(waiting, "a", 5)
+    added(waiting, d := request("d", tenant="d"))
+    waiting.remove(d)
+    assert isinstance(waiting, FairPolicy)
+    assert "c" not in waiting._counters
+    serve(waiting, "a", 5)
+    added(waiting, request("a2", tenant="a"))
+    assert order(waiting) == ["b", "a2"]
+
+
 def test_forgetting_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside a policy that never forgets, through arrivals, service and leaves of tenants that come back."""
     remembering = make("fair")
