@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import shutil
 import sys
 from collections.abc import Mapping
@@ -17,6 +18,9 @@ import nox
 nox.options.sessions = ("lint", "tests")
 
 KIT = ("-c", "constraints/cpu.txt", ".[conformance]")
+XPU_CPU = ("--no-deps", "-r", "constraints/xpu-cpu.txt", ".")
+TPU_CPU = ("--no-deps", "-r", "constraints/tpu-cpu.txt", ".")
+TPU_AOT = ("--no-deps", "-r", "constraints/tpu-aot.txt", ".")
 REPORTS = Path("reports")
 SUPPORT = Path("docs", "support")
 FROM_SOURCE = {"PYTHONPATH": "engine"}
@@ -28,7 +32,7 @@ class Row:
     """One run of the kit: the session `conformance(<session>)`. All that differs between platforms is here.
 
     execution: what really runs the kernels.  required: the level without which the session fails.
-    requirements: of pip.  environ: added to the environment of the kit.
+    requirements: of pip.  environ: added to the environment of the kit.  options: of certify.
     """
 
     session: str
@@ -37,6 +41,7 @@ class Row:
     required: str
     requirements: tuple[str, ...] = KIT
     environ: Mapping[str, str] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
 
 
 # What stands in for a device must not be measured on a real one that happens to be here.
@@ -44,6 +49,14 @@ NO_CUDA = {"CUDA_VISIBLE_DEVICES": ""}
 NO_ROCM = {"ROCR_VISIBLE_DEVICES": ""}
 NO_XPU = {"ZE_AFFINITY_MASK": ""}
 NO_TPU = {"PJRT_DEVICE": "CPU"}
+XLA_CPU = {
+    "ISTHMUS_TPU_ON_CPU": "1",
+    "XLA_FLAGS": "--xla_backend_optimization_level=0",
+    "XLA_COMPILATION_CACHE_SIZE": "128",
+}
+"""Programs run for milliseconds: better machine code is not worth the seconds of making it. And the kit makes more of
+them than a process may have memory maps for, if it keeps them all.
+"""
 
 HOSTED = (
     Row("cpu", "cpu", "hardware", "full"),
@@ -53,8 +66,10 @@ HOSTED = (
     Row("cuda-aot", "cuda", "aot", "none", environ=NO_CUDA),
     Row("rocm-interpret", "rocm", "interpreter", "none", environ=NO_ROCM),
     Row("rocm-aot", "rocm", "aot", "none", environ=NO_ROCM),
-    Row("xpu-cpu", "xpu", "host", "none", environ=NO_XPU),
-    Row("tpu-cpu", "tpu", "host", "none", environ=NO_TPU),
+    Row("xpu-probe", "xpu", "host", "none", environ=NO_XPU),
+    Row("xpu-cpu", "cpu", "host", "correct", XPU_CPU, NO_XPU, ("--attention-backend", "ipex")),
+    Row("tpu-probe", "tpu", "host", "none", environ=NO_TPU),
+    Row("tpu-cpu", "tpu", "host", "correct", TPU_CPU, XLA_CPU),
 )
 """Run anywhere."""
 DEVICES = (
@@ -69,15 +84,21 @@ DEVICES = (
 def environment(session: nox.Session, requirements: tuple[str, ...]) -> Path:
     """The `bin` of an environment with these requirements. Sessions that ask for the same share it.
 
-    Torch takes 1 GB. The environment is made when it is missing; isthmus itself is installed anew each time.
+    Torch takes 1 GB. The environment is made when it is missing; isthmus itself is installed anew each time. With a
+    list of all its packages (`-r`), it is another environment when the list changes, and stand-ins take the place of
+    the CUDA libraries that the listed torch may be linked against.
     """
-    digest = hashlib.sha256("\n".join((sys.version, *requirements)).encode()).hexdigest()
+    lists = [Path(name) for option, name in itertools.pairwise(requirements) if option == "-r"]
+    made_from = (sys.version, *requirements, *(path.read_text() for path in lists))
+    digest = hashlib.sha256("\n".join(made_from).encode()).hexdigest()
     bin_directory = session.cache_dir / f"env-{digest[:8]}" / "bin"
     if not (bin_directory / "pip").exists():
         session.run(sys.executable, "-m", "venv", str(bin_directory.parent))
     for leftover in (Path("build"), *Path("examples").glob("*/build")):
         shutil.rmtree(leftover, ignore_errors=True)  # what an older tree put there would go into the wheel
     session.run(str(bin_directory / "pip"), "install", "-qq", *requirements)
+    if lists:
+        session.run(sys.executable, "tests/environments/cuda_stand_ins.py", str(bin_directory / "python"))
     return bin_directory
 
 
@@ -105,6 +126,20 @@ def kit_faults(session: nox.Session) -> None:
     session.run("make", "test", "TESTS=tests/faults")
 
 
+@nox.session(python=False, name="xpu-tests")
+def xpu_tests(session: nox.Session) -> None:
+    """The tests of IPEX's kernels, which need the environment of `conformance(xpu-cpu)`."""
+    python = environment(session, XPU_CPU) / "python"
+    session.run(str(python), "-m", "pytest", "tests/xpu", *session.posargs)
+
+
+@nox.session(python=False, name="tpu-tests")
+def tpu_tests(session: nox.Session) -> None:
+    """The tests of XLA's programs, which need the environment of `conformance(tpu-cpu)`."""
+    python = environment(session, TPU_CPU) / "python"
+    session.run(str(python), "-m", "pytest", "tests/tpu", *session.posargs, env=XLA_CPU)
+
+
 @nox.session(python=False)
 def soak(session: nox.Session) -> None:
     """A million requests through the scheduler; nothing may be left of them."""
@@ -124,8 +159,19 @@ def conformance(session: nox.Session, row: Row) -> None:
     out = REPORTS / row.session
     shutil.rmtree(out, ignore_errors=True)
     isthmus = environment(session, row.requirements) / "isthmus"
-    options = ["--require", row.required, "--execution", row.execution, "--out", str(out)]
+    options = ["--require", row.required, "--execution", row.execution, *row.options, "--out", str(out)]
     session.run(str(isthmus), "platforms", "certify", row.platform, *options, *session.posargs, env=row.environ)
+
+
+@nox.session(python=False, name="conformance(tpu-aot)")
+def tpu_aot(session: nox.Session) -> None:
+    """The TPU compiler on the kernel and on an 8B model's programs, without a TPU. The table goes to reports/tpu-aot;
+    arguments after -- (such as `--layers 2`) to what writes it.
+    """
+    python = str(environment(session, TPU_AOT) / "python")
+    session.run(python, "-m", "pytest", "tests/tpu_aot", env={"ISTHMUS_TPU_AOT": "1"})
+    out = str(REPORTS / "tpu-aot")
+    session.run(python, "-m", "tpu_aot.write_programs", out, *session.posargs, env={"PYTHONPATH": "tests"})
 
 
 @nox.session(python=False, tags=["hosted"])

@@ -48,6 +48,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="hardware",
         help="what runs the kernels: hardware (default), interpreter, aot, host, stand-in",
     )
+    group.addoption(
+        "--isthmus-attention", metavar="NAME", help="the attention backend of models, instead of the platform's choice"
+    )
     group.addoption("--isthmus-table", action="store_true", help="print one line an area instead of pytest's output")
 
 
@@ -66,6 +69,7 @@ class Kit:
     def __init__(self, config: pytest.Config, name: str) -> None:
         self.config = config
         self.name = name
+        self.attention: str | None = config.getoption("--isthmus-attention")
         self.plugins = PluginManager.load()
         if name not in self.plugins.platform_names:
             reasons = "".join(f"\n  {failure.name}: {failure.reason}" for failure in self.plugins.failures)
@@ -75,13 +79,13 @@ class Kit:
         self.target: Target | None = None
         self.start_error: Exception | None = None
         try:
-            self.target = Target.start(name, self.plugins)
+            self.target = Target.start(name, self.plugins, self.attention)
         except UnknownPlatformError:
             raise
         except Exception as error:  # a vendor's code may raise anything; the device area reports it
             self.start_error = error
         self.selected = bool(config.getoption("--isthmus-area") or config.getoption("--isthmus-case"))
-        self.table = Table(name) if config.getoption("--isthmus-table") else None
+        self.table = Table(name, self.attention) if config.getoption("--isthmus-table") else None
         self._cases: dict[str, Case] = {}
         self._properties: dict[str, dict[str, Any]] = {}
         self._started = perf_counter()
@@ -199,6 +203,7 @@ class Kit:
                 "python": host.python_version(),
             },
             machine=f"{host.system()} {host.machine()}",
+            attention=self.attention,
         )
 
 
@@ -208,8 +213,9 @@ KIT = pytest.StashKey[Kit]()
 class Table:
     """One line an area, printed when the area ends; failures as they come."""
 
-    def __init__(self, platform: str) -> None:
+    def __init__(self, platform: str, attention: str | None) -> None:
         self._platform = platform
+        self._attention = attention
         self._cases: list[Case] = []
         print(f"{'AREA':<13}{'PASSED':>7}{'FAILED':>7}{'SKIPPED':>8}{'SECONDS':>9}", flush=True)
 
@@ -218,7 +224,8 @@ class Table:
             self._end_area()
         self._cases.append(case)
         if case.outcome == FAILED:
-            print(f"\n{case.id}\n{case.text}\n  rerun: {rerun_command(self._platform, case.id)}\n", flush=True)
+            rerun = rerun_command(self._platform, case.id, self._attention)
+            print(f"\n{case.id}\n{case.text}\n  rerun: {rerun}\n", flush=True)
 
     def close(self, report: Report) -> None:
         if self._cases:

@@ -122,6 +122,7 @@ def config_of(target: Target, model: Path, dtype: str) -> EngineSetup:
         max_model_len=MAX_LEN,
         max_num_seqs=MAX_REQS,
         max_num_batched_tokens=MAX_TOKENS,
+        **target.settings,
     )
     return prepare(config, target.plugins)
 

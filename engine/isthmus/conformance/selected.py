@@ -31,7 +31,8 @@ def selected_linear(target: Target, spec: LinearSpec) -> LinearBackend:
 
 def selected_attention(target: Target, spec: AttentionSpec) -> type[AttentionBackend]:
     """The backend of an attention layer. Raises KernelError if there is none."""
-    return target.registry.select_attention(spec, target.info, _order(target, "attention")).backend
+    order = _order(target, "attention")
+    return target.registry.select_attention(spec, target.info, order, target.attention).backend
 
 
 def attention_spec(

@@ -35,6 +35,7 @@ class StoredReport:
     """What `Report.to_json` wrote.
 
     name: the file's, without suffix.  device: the fields of `DeviceInfo`; None if it did not start.
+    attention: the backend that models were told to run on; None = the platform's own choice.
     date: ISO 8601.  counts: area -> outcome -> number of cases.  failures: ids.  properties: area -> measured facts.
     """
 
@@ -43,6 +44,7 @@ class StoredReport:
     execution: str
     level: Level
     device: Mapping[str, Any] | None
+    attention: str | None
     distribution: str
     versions: Mapping[str, str]
     machine: str
@@ -78,6 +80,7 @@ def _parsed(name: str, data: Any) -> StoredReport:
         execution=_one_of("subject.execution", subject["execution"], EXECUTIONS),
         level=_level(fields["level"]),
         device=None if device is None else _typed("subject.device", device, dict),
+        attention=subject.get("attention"),
         distribution=_typed("subject.distribution", subject["distribution"], str),
         versions=_typed("subject.versions", subject["versions"], dict),
         machine=_typed("subject.machine", subject["machine"], str),

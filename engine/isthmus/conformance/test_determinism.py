@@ -203,6 +203,7 @@ def llm(request: pytest.FixtureRequest, target: Target, tmp_path_factory: pytest
         num_blocks=128,
         max_num_seqs=16,
         enable_prefix_caching=False,
+        **target.settings,
     )
     yield engine
     engine.shutdown()
