@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 class TpuOnCpuPlatform(TpuPlatform):
     """Small steps, so that the programs are compiled soon; memory as the host has it."""
 
+    unclaimed = MappingProxyType({"speed": "how fast a CPU runs these programs says nothing about a TPU"})
     max_num_batched_tokens = 256
     max_num_seqs = 16
 
