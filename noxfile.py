@@ -21,8 +21,22 @@ KIT = ("-c", "constraints/cpu.txt", ".[conformance]")
 XPU_CPU = ("--no-deps", "-r", "constraints/xpu-cpu.txt", ".")
 TPU_CPU = ("--no-deps", "-r", "constraints/tpu-cpu.txt", ".")
 TPU_AOT = ("--no-deps", "-r", "constraints/tpu-aot.txt", ".")
+TRITON = ("-c", "constraints/cpu.txt", ".[cuda,rocm,conformance]")
+NEWEST_TRITON = ("torch==2.13.0", "triton", ".[conformance]")
+"""Without the pins: in an environment that has no Triton yet, pip takes the newest."""
 REPORTS = Path("reports")
 SUPPORT = Path("docs", "support")
+FIGURES = SUPPORT / "kernels" / "figures.json"
+"""Of the kernels that are compiled ahead of time; the page that is made of them has the name of the folder."""
+MUTATION = (
+    "mutmut==3.8.1",
+    "pytest>=8.3",
+    "pytest-timeout>=2.3",
+    "hypothesis>=6.120",
+    "pluggy>=1.6",
+    "sortedcontainers>=2.4",
+)
+"""mutmut, and what the scheduler and its tests import; not isthmus, of which a copy is tested."""
 FROM_SOURCE = {"PYTHONPATH": "engine"}
 """For modules that need neither torch nor an installation."""
 
@@ -32,7 +46,8 @@ class Row:
     """One run of the kit: the session `conformance(<session>)`. All that differs between platforms is here.
 
     execution: what really runs the kernels.  required: the level without which the session fails.
-    requirements: of pip.  environ: added to the environment of the kit.  options: of certify.
+    requirements: of pip.  environ: added to the environment of the kit.  options: of certify.  targets: architectures
+    that all kernels are compiled for besides, and judged.
     """
 
     session: str
@@ -42,6 +57,7 @@ class Row:
     requirements: tuple[str, ...] = KIT
     environ: Mapping[str, str] = field(default_factory=dict)
     options: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
 
 
 # What stands in for a device must not be measured on a real one that happens to be here.
@@ -57,15 +73,20 @@ XLA_CPU = {
 """Programs run for milliseconds: better machine code is not worth the seconds of making it. And the kit makes more of
 them than a process may have memory maps for, if it keeps them all.
 """
+INTERPRET = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+"""The interpreter has one thread, and tensors are too small for more."""
+
+CUDA_TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+ROCM_TARGETS = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 
 HOSTED = (
     Row("cpu", "cpu", "hardware", "full"),
     Row("null", "null", "stand-in", "boots"),
     Row("toy", "toy", "stand-in", "correct", (*KIT, "./examples/isthmus_toy")),
-    Row("cuda-interpret", "cuda", "interpreter", "none", environ=NO_CUDA),
-    Row("cuda-aot", "cuda", "aot", "none", environ=NO_CUDA),
-    Row("rocm-interpret", "rocm", "interpreter", "none", environ=NO_ROCM),
-    Row("rocm-aot", "rocm", "aot", "none", environ=NO_ROCM),
+    Row("cuda-interpret", "cuda_interpret", "interpreter", "correct", TRITON, INTERPRET),
+    Row("cuda-aot", "cuda", "aot", "none", TRITON, NO_CUDA, targets=CUDA_TARGETS),
+    Row("rocm-interpret", "rocm_interpret", "interpreter", "correct", TRITON, INTERPRET),
+    Row("rocm-aot", "rocm", "aot", "none", TRITON, NO_ROCM, targets=ROCM_TARGETS),
     Row("xpu-probe", "xpu", "host", "none", environ=NO_XPU),
     Row("xpu-cpu", "cpu", "host", "correct", XPU_CPU, NO_XPU, ("--attention-backend", "ipex")),
     Row("tpu-probe", "tpu", "host", "none", environ=NO_TPU),
@@ -140,10 +161,33 @@ def tpu_tests(session: nox.Session) -> None:
     session.run(str(python), "-m", "pytest", "tests/tpu", *session.posargs, env=XLA_CPU)
 
 
-@nox.session(python=False)
+@nox.session(python=False, name="triton-tests")
+def triton_tests(session: nox.Session) -> None:
+    """The tests of the Triton kernels, interpreted. With TRITON_DEBUG=1 also of what a device does in silence."""
+    session.run("make", "test", f"TESTS={' '.join(('tests/kernels_triton', *session.posargs))}", env=INTERPRET)
+
+
+@nox.session(python=False, tags=["nightly"])
 def soak(session: nox.Session) -> None:
     """A million requests through the scheduler; nothing may be left of them."""
+    session.run("make", ".venv/.dev")
     session.run(".venv/bin/python", "benchmarks/soak.py", *session.posargs)
+
+
+@nox.session(python=False, name="new-cases", tags=["nightly"])
+def new_cases(session: nox.Session) -> None:
+    """The property tests with cases that nobody has tried; pytest prints the seed."""
+    session.run("make", "test", "TESTS=tests/property", env={"ISTHMUS_PROPERTY_CASES": "1000"})
+
+
+@nox.session(python=False, tags=["nightly"])
+def mutation(session: nox.Session) -> None:
+    """Change the scheduler in one place at a time: a test must fail, or docs/mutation-survivors.json must say why not.
+
+    Files after -- restrict it: `nox -s mutation -- scheduler/room.py`.
+    """
+    python = environment(session, MUTATION) / "python"
+    session.run(str(python), "tests/mutation/run.py", *session.posargs)
 
 
 @nox.session(python=False)
@@ -161,6 +205,23 @@ def conformance(session: nox.Session, row: Row) -> None:
     isthmus = environment(session, row.requirements) / "isthmus"
     options = ["--require", row.required, "--execution", row.execution, *row.options, "--out", str(out)]
     session.run(str(isthmus), "platforms", "certify", row.platform, *options, *session.posargs, env=row.environ)
+    if row.targets:
+        compile_kernels(session, isthmus, row.targets, "--report", str(out / f"conformance-{row.platform}.json"))
+
+
+def compile_kernels(session: nox.Session, isthmus: Path, targets: tuple[str, ...], *options: str) -> None:
+    """Every kernel for these architectures: it must pass the gates, and have the figures that were kept."""
+    chosen = [argument for target in targets for argument in ("--target", target)]
+    # Fusing products and sums is Triton's default up to 3.9, which warns that it will not be from 3.10 on.
+    environ = {"TRITON_DEFAULT_FP_FUSION": "1"}
+    session.run(str(isthmus), "kernels", "compile", *chosen, "--figures", str(FIGURES), *options, env=environ)
+
+
+@nox.session(python=False, name="kernels-newest")
+def kernels_newest(session: nox.Session) -> None:
+    """Every kernel on the newest Triton. Figures of a version that has none yet are kept with: -- --update"""
+    isthmus = environment(session, NEWEST_TRITON) / "isthmus"
+    compile_kernels(session, isthmus, (*CUDA_TARGETS, *ROCM_TARGETS), *session.posargs)
 
 
 @nox.session(python=False, name="conformance(tpu-aot)")

@@ -20,7 +20,7 @@ from isthmus.models.loader import load_model
 from isthmus.models.spec import ModelSpec
 from isthmus.ops.native import register_native
 from isthmus.ops.registry import KernelRegistry
-from isthmus.platforms import AttentionBatch
+from isthmus.platforms import AttentionBatch, BatchShape, GraphSupport
 from isthmus.platforms.native_attention import NativeAttentionBackend
 from isthmus.testing.tiny_models import FAMILIES, PROMPTS, greedy_gaps, tiny_model, tiny_tokenizer
 
@@ -120,7 +120,8 @@ class PagedRunner:
             slots += [table[p // self._block_size] * self._block_size + p % self._block_size for p in range(start, end)]
         batch = self._batch(chunks, slots + [-1] * padding)
         metadata = tuple(backend.build_metadata(batch) for backend in self._groups.backends)
-        ctx = ForwardContext(kv_caches=self._caches, metadata=metadata)
+        shape = BatchShape(len(input_ids), batch.num_reqs, batch.max_query_len)
+        ctx = ForwardContext(self._caches, metadata, shape, GraphSupport.NEVER)
         hidden = self.model(input_ids, torch.tensor(positions + [0] * padding), ctx)
         lengths = [len(tokens) for tokens in chunks.values()]
         logits = self.model.compute_logits(hidden[: sum(lengths)])

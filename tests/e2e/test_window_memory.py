@@ -33,6 +33,7 @@ SETTINGS: dict[str, Any] = {
     "num_blocks": 200,
     "max_num_seqs": 4,
     "long_prefill_token_threshold": CHUNK,
+    "scheduler__max_long_partial_prefills": 4,
 }
 MOST = window_blocks(WINDOW, CHUNK, BLOCK)
 """Blocks that a sequence holds at most in the layers with a window."""

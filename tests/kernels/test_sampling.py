@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.ops.registry import BoundOps, KernelRegistry
-from isthmus.ops.sampling import GAMMA, SAMPLE, _num_kept, mix64, sample
+from isthmus.ops.sampling import GAMMA, SAMPLE, WEIGHT_BITS, _num_kept, _weights, mix64, sample
 from isthmus.sampling_params import SamplingParams
 from isthmus.worker.sampler import Sampler, SamplerOutput
 
@@ -56,6 +56,20 @@ def test_mix64_is_splitmix64() -> None:
         16408922859458223821,
     ]
     assert [int(value) % 2**64 for value in mix64(states)] == expected
+
+
+def test_weights_are_those_of_the_definition() -> None:
+    scaled = -torch.linspace(0, 30, 100001)
+    wanted = scaled.double().exp() * 2.0**WEIGHT_BITS
+    assert float(((_weights(scaled) - wanted).abs() - 1e-6 * wanted).max()) <= 1
+
+
+def test_weights_have_the_same_bits_everywhere() -> None:
+    """Another of any of these is another token for somebody's seed."""
+    scaled = torch.tensor([0.0, -0.0, -1e-30, -0.34657, -0.34658, -1.0, -7.3, -20.0, -27.0, -28.0, -1e30, -torch.inf])
+    assert _weights(scaled).tolist() == [
+        *(2**40, 2**40, 2**40, 777474867200, 777467068416, 404487733248, 742762496, 2266, 2, 0, 0, 0)
+    ]
 
 
 def _kept_by_definition(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> set[int]:

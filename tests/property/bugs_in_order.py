@@ -7,13 +7,17 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from isthmus.scheduler.admission import AdmissionGate
+from isthmus.scheduler.admitter import Admitter
 from isthmus.scheduler.policies.fair import FairPolicy
 from isthmus.scheduler.policies.fcfs import FcfsPolicy
 from isthmus.scheduler.policies.ordered import OrderedPolicy
 from isthmus.scheduler.policies.priority import PriorityPolicy
 from isthmus.scheduler.policies.sjf import ShortestFirstPolicy
+from isthmus.scheduler.preempter import Preempter
 from isthmus.scheduler.request import Request, RequestStatus
-from isthmus.scheduler.scheduler import Scheduler, Step
+from isthmus.scheduler.room import Room
+from isthmus.scheduler.scheduler import Scheduler
+from isthmus.scheduler.step import Step
 from isthmus.scheduler.waiting import QueueLimits
 
 Plant = pytest.MonkeyPatch
@@ -90,7 +94,7 @@ def stronger_must_wait_for_weaker(plant: Plant) -> None:
 
 
 def weaker_are_driven_out_for_nothing(plant: Plant) -> None:
-    plant.setattr(Scheduler, "_would_have_room", lambda self, head: True)
+    plant.setattr(Preempter, "_would_have_room", lambda self, head: True)
 
 
 def service_is_charged_to_the_wrong_tenant(plant: Plant) -> None:
@@ -196,18 +200,18 @@ def victims_are_held_back_as_well(plant: Plant) -> None:
 
 
 def reserve_is_for_everybody(plant: Plant) -> None:
-    plant.setattr(Scheduler, "_reserved_for_others", lambda self, request: 0)
+    plant.setattr(Room, "reserved_for_others", lambda self, request: 0)
 
 
 def watermark_is_ignored(plant: Plant) -> None:
-    plant.setattr(Scheduler, "_keep_free", lambda self, request: self._reserved_for_others(request))
+    plant.setattr(Room, "keep_free", lambda self, request, num_leaving=0: self.reserved_for_others(request))
 
 
 def watermark_keeps_out_the_only_request(plant: Plant) -> None:
-    def strict(self: Scheduler, request: Request) -> int:
-        return self._reserved_for_others(request) + self.watermark.num_blocks
+    def strict(self: Room, request: Request, *, num_leaving: int = 0) -> int:
+        return self.reserved_for_others(request) + self._watermark.num_blocks
 
-    plant.setattr(Scheduler, "_keep_free", strict)
+    plant.setattr(Room, "keep_free", strict)
 
 
 def queue_takes_one_too_many(plant: Plant) -> None:
@@ -235,34 +239,34 @@ def aborted_request_stays_in_the_count_of_the_queue(plant: Plant) -> None:
 
 
 def swapped_come_back_last_first(plant: Plant) -> None:
-    preempt = Scheduler._preempt
+    preempt = Preempter.preempt
 
-    def reversed_order(self: Scheduler, request: Request, step: Step, beneficiary: Request | None) -> None:
+    def reversed_order(self: Preempter, request: Request, step: Step, beneficiary: Request | None) -> None:
         preempt(self, request, step, beneficiary)
         if request.status is RequestStatus.SWAPPED:
-            self.swapped.rotate(1)
+            self._places.swapped.rotate(1)
 
-    plant.setattr(Scheduler, "_preempt", reversed_order)
+    plant.setattr(Preempter, "preempt", reversed_order)
 
 
 def swapped_wait_behind_new_ones(plant: Plant) -> None:
-    swap_in, admit = Scheduler._swap_in, Scheduler._admit_waiting
+    swap_in, admit = Admitter.swap_in, Admitter.admit_waiting
 
-    def backwards(self: Scheduler, step: Step) -> None:
+    def backwards(self: Admitter, step: Step) -> None:
         admit(self, step)
         swap_in(self, step)
 
-    plant.setattr(Scheduler, "_swap_in", backwards)
+    plant.setattr(Admitter, "swap_in", backwards)
 
 
 def swap_goes_both_ways_in_a_step(plant: Plant) -> None:
-    swap_in, admit = Scheduler._swap_in, Scheduler._admit_waiting
+    swap_in, admit = Admitter.swap_in, Admitter.admit_waiting
 
-    def restless(self: Scheduler, step: Step) -> None:
+    def restless(self: Admitter, step: Step) -> None:
         swap_in(self, step)
         admit(self, step)
 
-    plant.setattr(Scheduler, "_admit_waiting", restless)
+    plant.setattr(Admitter, "admit_waiting", restless)
 
 
 def costs_are_ignored(plant: Plant) -> None:

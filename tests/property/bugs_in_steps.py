@@ -8,9 +8,15 @@ import pytest
 
 from isthmus.outputs import FinishReason
 from isthmus.scheduler import scheduler as scheduler_module
+from isthmus.scheduler.admission import Refusal
+from isthmus.scheduler.admitter import Admitter
+from isthmus.scheduler.kv_cache_manager import PrefixHit
 from isthmus.scheduler.output import ModelRunnerOutput, RequestDelta, SchedulerOutput
+from isthmus.scheduler.places import Places
+from isthmus.scheduler.preempter import Preempter
 from isthmus.scheduler.request import Request, RequestStatus
-from isthmus.scheduler.scheduler import Refusal, Scheduler, Step
+from isthmus.scheduler.scheduler import Scheduler
+from isthmus.scheduler.step import Step
 
 Plant = pytest.MonkeyPatch
 
@@ -31,24 +37,24 @@ def budget_of_a_victim_is_lost(plant: Plant) -> None:
 
 
 def victim_stays_in_the_step(plant: Plant) -> None:
-    preempt = Scheduler._preempt
+    preempt = Preempter.preempt
 
-    def forgetful(self: Scheduler, request: Request, step: Step, beneficiary: Request | None) -> None:
+    def forgetful(self: Preempter, request: Request, step: Step, beneficiary: Request | None) -> None:
         preempt(self, request, step, beneficiary)
         step.preempted.clear()
 
-    plant.setattr(Scheduler, "_preempt", forgetful)
+    plant.setattr(Preempter, "preempt", forgetful)
 
 
 def victim_keeps_its_progress(plant: Plant) -> None:
-    preempt = Scheduler._preempt
+    preempt = Preempter.preempt
 
-    def forgetful(self: Scheduler, request: Request, step: Step, beneficiary: Request | None) -> None:
+    def forgetful(self: Preempter, request: Request, step: Step, beneficiary: Request | None) -> None:
         computed = request.num_computed_tokens
         preempt(self, request, step, beneficiary)
         request.num_computed_tokens = computed
 
-    plant.setattr(Scheduler, "_preempt", forgetful)
+    plant.setattr(Preempter, "preempt", forgetful)
 
 
 def random_victim_is_not_counted(plant: Plant) -> None:
@@ -87,14 +93,14 @@ def worker_is_not_told_of_aborts(plant: Plant) -> None:
 
 
 def batch_has_one_request_too_many(plant: Plant) -> None:
-    admit = Scheduler._admit_waiting
+    admit = Admitter.admit_waiting
 
-    def generous(self: Scheduler, step: Step) -> None:
-        self.max_num_seqs += 1
+    def generous(self: Admitter, step: Step) -> None:
+        self._room.max_num_seqs += 1
         admit(self, step)
-        self.max_num_seqs -= 1
+        self._room.max_num_seqs -= 1
 
-    plant.setattr(Scheduler, "_admit_waiting", generous)
+    plant.setattr(Admitter, "admit_waiting", generous)
 
 
 def token_limit_is_off_by_one(plant: Plant) -> None:
@@ -164,40 +170,41 @@ def placeholder_of_a_victim_is_not_cleared(plant: Plant) -> None:
 
 
 def promise_is_forgotten_at_preemption(plant: Plant) -> None:
-    preempt = Scheduler._preempt
+    preempt = Preempter.preempt
 
-    def forgetful(self: Scheduler, request: Request, step: Step, beneficiary: Request | None) -> None:
+    def forgetful(self: Preempter, request: Request, step: Step, beneficiary: Request | None) -> None:
         preempt(self, request, step, beneficiary)
         request.num_placeholders = 0
 
-    plant.setattr(Scheduler, "_preempt", forgetful)
+    plant.setattr(Preempter, "preempt", forgetful)
 
 
 def victim_comes_back_before_its_token(plant: Plant) -> None:
-    attempt = Scheduler._try_admit
+    attempt = Admitter._try_admit
 
-    def hasty(self: Scheduler, request: Request, step: Step) -> Refusal | None:
+    def hasty(self: Admitter, request: Request, step: Step) -> Refusal | None:
         owed, request.num_placeholders = request.num_placeholders, 0
         refusal = attempt(self, request, step)
         request.num_placeholders += owed
         return refusal
 
-    plant.setattr(Scheduler, "_try_admit", hasty)
+    plant.setattr(Admitter, "_try_admit", hasty)
 
 
 def readmission_is_counted_as_a_first_one(plant: Plant) -> None:
-    preempt = Scheduler._preempt
+    admit = Admitter._admit
 
-    def forgetful(self: Scheduler, request: Request, step: Step, beneficiary: Request | None) -> None:
-        preempt(self, request, step, beneficiary)
-        self.queue.entered(request)
-        request.num_cached_tokens = -1
+    def forgetful(self: Admitter, request: Request, hit: PrefixHit, num_new: int, step: Step) -> None:
+        if request.num_cached_tokens >= 0:
+            self._limits.entered(request)
+            request.num_cached_tokens = -1
+        admit(self, request, hit, num_new, step)
 
-    plant.setattr(Scheduler, "_preempt", forgetful)
+    plant.setattr(Admitter, "_admit", forgetful)
 
 
 def followers_wait_for_ever(plant: Plant) -> None:
-    plant.setattr(Scheduler, "_release_followers", lambda self: None)
+    plant.setattr(Places, "release_followers", lambda self: [])
 
 
 def followers_of_an_aborted_leader_are_lost(plant: Plant) -> None:
@@ -205,7 +212,7 @@ def followers_of_an_aborted_leader_are_lost(plant: Plant) -> None:
 
     def careless(self: Scheduler, request_id: str) -> bool:
         aborted = abort(self, request_id)
-        self._held.pop(request_id, None)
+        self.places.followers.pop(request_id, None)
         return aborted
 
     plant.setattr(Scheduler, "abort_request", careless)

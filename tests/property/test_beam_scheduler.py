@@ -193,7 +193,6 @@ def stories(draw: st.DrawFn) -> Story:
         max_num_batched_tokens=budget,
         max_num_seqs=draw(st.integers(4, 6)),
         long_prefill_token_threshold=draw(st.sampled_from((0, 3))),
-        max_long_partial_prefills=draw(st.sampled_from((1, 4))),
         policy=draw(st.sampled_from(("fcfs", "priority", "sjf", "fair"))),
         preemption_mode=draw(st.sampled_from(("auto", "recompute", "swap"))),
         max_overtaking=draw(st.sampled_from((0, 2, 8))),
@@ -454,7 +453,7 @@ def test_beams_are_rather_swapped_than_computed_again() -> None:
     story = story_of(GroupLimits(40, 40))
     config = replace(story.config, preemption_mode="auto", artificial_preemption_rate=1.0)
     run = Run(replace(story, config=config))
-    run.scheduler.costs = PreemptionCosts()
+    run.scheduler.costs.block_copies_per_s = None
     run.live["r0"], run.tokens["r0"] = search("r0", 6), []
     run.scheduler.add_request(run.live["r0"].request(0.0))
     while run.live:

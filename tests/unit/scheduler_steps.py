@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from isthmus.config import CacheConfig, SchedulerConfig
-from isthmus.plugins.policy import PolicyRegistry
+from isthmus.plugins.policy import PolicyFactory, PolicyRegistry
 from isthmus.sampling_params import SamplingParams
 from isthmus.scheduler.costs import PreemptionCosts
-from isthmus.scheduler.output import ModelRunnerOutput, RequestDelta, SchedulerOutput
+from isthmus.scheduler.output import GroupLimits, ModelRunnerOutput, RequestDelta, SchedulerOutput
 from isthmus.scheduler.policies.plugin import isthmus_register_policies
 from isthmus.scheduler.request import Request
 from isthmus.scheduler.scheduler import Scheduler
@@ -30,7 +30,21 @@ class Clock:
         return self.now_s
 
 
+class Recorder:
+    """Keeps what a scheduler tells its recorder: (event, arguments)."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, tuple[Any, ...]]] = []
+
+    def __getattr__(self, event: str) -> Callable[..., None]:
+        return lambda *arguments: self.told.append((event, arguments))
+
+    def of(self, event: str) -> list[tuple[Any, ...]]:
+        return [arguments for name, arguments in self.told if name == event]
+
+
 def make(
+    own_policy: PolicyFactory | None = None,
     *,
     num_blocks: int = 16,
     block_size: int = 4,
@@ -39,6 +53,9 @@ def make(
     num_host_blocks: int = 0,
     clock: Clock | None = None,
     costs: PreemptionCosts | None = None,
+    recorder: Any = None,
+    window: int | None = None,
+    window_groups: Sequence[GroupLimits] = (),
     **config: Any,
 ) -> Scheduler:
     """Without long prompts, damping and overtaking, unless asked for."""
@@ -61,9 +78,12 @@ def make(
         block_size=block_size,
         max_model_len=max_model_len,
         num_host_blocks=num_host_blocks,
-        policy=policies.make(resolved),
+        policy=policies.make(resolved) if own_policy is None else own_policy(resolved),
         costs=costs,
         clock=clock or Clock(),
+        recorder=recorder,
+        window=window,
+        window_groups=window_groups,
     )
 
 

@@ -83,6 +83,8 @@ def test_without_a_window_a_sequence_holds_all_its_blocks() -> None:
 def test_the_longest_sequence_is_that_of_the_pool_or_any() -> None:
     assert make(5).longest == 20
     assert window_blocks(8, 5, BLOCK) == 4
+    assert window_blocks(8, 2, BLOCK) == 4
+    assert window_blocks(8, 1, BLOCK) == 3
     assert make(3, window=8, most_tokens=5).longest == 12
     assert make(4, window=8, most_tokens=5).longest == math.inf
 
@@ -270,3 +272,8 @@ def test_integrity_sees_a_block_that_no_table_has(fault: str) -> None:
     (group.pool if fault == "device" else group.host_pool).take(1)
     with pytest.raises(RuntimeError, match="1 references, tables hold 0"):
         group.check_integrity([], [])
+
+
+def test_a_group_has_no_host_and_small_steps_unless_told() -> None:
+    assert BlockGroup(8, BLOCK).host_pool is None
+    assert BlockGroup(8, BLOCK, window=8).most_blocks(100) == window_blocks(8, 1, BLOCK)

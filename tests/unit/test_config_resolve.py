@@ -2,6 +2,7 @@
 
 import logging
 import pickle
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ MODEL = ModelFacts(
 )
 CPU = PlatformFacts(
     name="cpu",
+    device="CPU (x86_64)",
     dtypes=("float32", "bfloat16"),
     proposals={"cache.block_size": 32, "cache.memory_fraction": 0.5, "scheduler.max_num_seqs": 64},
 )
@@ -36,7 +38,7 @@ def facts(dtype: str | None = "bfloat16", checkpoint_format: str | None = None) 
 
 def proposing(**proposals: object) -> PlatformFacts:
     named = {path.replace("__", "."): value for path, value in proposals.items()}
-    return PlatformFacts(name="npu", dtypes=("float32",), proposals=named)
+    return PlatformFacts(name="npu", device="NPU 1 (npu1)", dtypes=("float32",), proposals=named)
 
 
 def test_nothing_stays_auto_and_everything_has_a_source():
@@ -89,7 +91,8 @@ def test_facts_of_the_model_come_before_proposals():
             "float32",
             Provenance(
                 "platform",
-                "the checkpoint is bfloat16, which platform npu does not compute in; it prefers float32",
+                "the checkpoint is bfloat16, which platform npu does not compute in on NPU 1 (npu1); "
+                "it prefers float32",
             ),
         ),
         (
@@ -101,7 +104,7 @@ def test_facts_of_the_model_come_before_proposals():
     ],
 )
 def test_dtype(dtype, dtypes, value, provenance):
-    result = resolved(facts(dtype), PlatformFacts(name="npu", dtypes=dtypes))
+    result = resolved(facts(dtype), PlatformFacts(name="npu", device="NPU 1 (npu1)", dtypes=dtypes))
     assert result.config.model.dtype == value
     assert result.provenance["model.dtype"] == provenance
 
@@ -141,8 +144,8 @@ def test_all_explicit_values_that_cannot_be_honoured():
             long_prefill_token_threshold=65,
         )
     assert caught.value.problems == (
-        "model.dtype='float16': platform npu has float32; use one of them or auto",
-        "cache.kv_cache_dtype='bfloat16': platform npu has float32; use one of them or auto",
+        "model.dtype='float16': platform npu has float32 on NPU 1 (npu1); use one of them or auto",
+        "cache.kv_cache_dtype='bfloat16': platform npu has float32 on NPU 1 (npu1); use one of them or auto",
         "model.max_model_len=4096: LlamaForCausalLM has 2048 positions; use at most 2048 or auto",
         "load.format='safetensors': the model's files are gguf; use that or auto",
         "device.device='cpu': the selected platform is npu; use that or auto",
@@ -180,8 +183,22 @@ def test_bad_proposals_name_platform_and_key():
 )
 def test_bad_dtypes_of_a_platform(dtypes, message):
     with pytest.raises(PluginError) as caught:
-        resolved(platform=PlatformFacts(name="npu", dtypes=dtypes))
+        resolved(platform=PlatformFacts(name="npu", device="NPU 1 (npu1)", dtypes=dtypes))
     assert str(caught.value) == message
+
+
+def test_cache_dtypes_of_a_platform():
+    npu = PlatformFacts(name="npu", device="NPU 1 (npu1)", dtypes=("float32",), cache_dtypes=("float8_e5m2",))
+    assert resolved(platform=npu, kv_cache_dtype="float8_e5m2").config.cache.kv_cache_dtype == "float8_e5m2"
+    assert resolved(platform=npu).config.cache.kv_cache_dtype == "float32"
+    with pytest.raises(ConfigError) as caught:
+        resolved(platform=npu, kv_cache_dtype="float8_e4m3fn")
+    assert caught.value.problems == (
+        "cache.kv_cache_dtype='float8_e4m3fn': platform npu has float32, float8_e5m2 on NPU 1 (npu1); use one of them "
+        "or auto",
+    )
+    with pytest.raises(PluginError, match="'npu' lists cache dtype 'int4'; those of a cache are bfloat16, "):
+        resolved(platform=replace(npu, cache_dtypes=("int4",)))
 
 
 def test_each_fill_is_logged_and_nothing_else(caplog):

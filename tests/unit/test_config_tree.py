@@ -87,6 +87,7 @@ def test_defaults_are_those_of_the_design():
         "scheduler.async_scheduling",
         "device.device",
         "device.num_threads",
+        "compile.mode",
         "kernels.attention",
         "kernels.linear",
     }

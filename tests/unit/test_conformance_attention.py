@@ -12,7 +12,7 @@ import torch
 
 from isthmus.conformance import test_attention as attention
 from isthmus.conformance import test_blocks as blocks
-from isthmus.conformance.attention_cases import SCENARIOS, THIN_VARIANTS, VARIANTS, textbook_cases
+from isthmus.conformance.attention_cases import SCENARIOS, THIN_VARIANTS, VARIANTS, textbook_cases, thinned
 from isthmus.conformance.attention_harness import Play
 from isthmus.conformance.target import Target
 from isthmus.platforms import (
@@ -580,3 +580,17 @@ def test_cases_cover_all_dtypes_and_a_second_half_precision_thinly() -> None:
     }
     assert len(set(found)) == len(found)
     assert {variant for variant, _, _ in textbook_cases([FLOAT16, BFLOAT16])} == set(VARIANTS)
+
+
+def test_thin_cases_ask_every_variant_and_every_scenario_once() -> None:
+    found = list(textbook_cases([BFLOAT16, FLOAT16, FLOAT32]))
+    thin = list(thinned(found, BFLOAT16))
+    assert set(thin) < set(found)
+    assert {variant for variant, dtype, _ in thin if dtype == BFLOAT16} == set(VARIANTS)
+    assert {scenario for _, _, scenario in thin} == {scenario for _, _, scenario in found}
+    assert {dtype for _, dtype, _ in thin} == {BFLOAT16, FLOAT16, FLOAT32}
+    by_name = list(thinned(found, BFLOAT16, by_name_only=True))
+    assert set(by_name) < set(thin)
+    assert {scenario for _, _, scenario in by_name} == {scenario for _, _, scenario in found}
+    assert {variant for variant, _, _ in by_name} == set(VARIANTS)
+    assert {dtype for _, dtype, _ in by_name} == {BFLOAT16}

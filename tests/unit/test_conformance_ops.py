@@ -414,3 +414,10 @@ def test_inputs_are_the_same_at_every_call_and_named_apart() -> None:
         assert not any(" " in name for name in names)
         for (name, one), (_, other) in zip(first, second, strict=True):
             kit.assert_unchanged(one, other, what=name)
+
+
+def test_thin_cases_leave_out_dtypes_of_exact_ops_alone(target: Target) -> None:
+    whole, thin = kit.op_cases(target), kit.op_cases(target, thin=True)
+    left_out = set(whole) - set(thin)
+    assert {(case.op, case.dtype) for case in left_out} == {("sample", dtype) for dtype in target.dtypes[1:]}
+    assert set(thin) < set(whole)

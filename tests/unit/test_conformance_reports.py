@@ -35,6 +35,7 @@ def failed(area: str) -> Case:
 def make(
     *cases: Case,
     platform: str = "acme",
+    plugin: str | None = None,
     execution: str = "hardware",
     properties: Mapping[str, Mapping[str, Any]] | None = None,
     selected: bool = False,
@@ -42,7 +43,7 @@ def make(
     """A run of the kit; the device has started if an area that needs it passed."""
     subject = Subject(
         platform=platform,
-        plugin=platform,
+        plugin=plugin or platform,
         distribution="isthmus-acme 1.0",
         api_version=1,
         probe="1 x ACME",
@@ -257,6 +258,7 @@ class TestSupport:
             "acme-aot": make(*passing("plugin"), execution="aot", properties=AOT),
             "acme-cpu": make(*passing("plugin"), execution="host"),
             "bolt": make(*passing("plugin"), skipped("device", "no driver"), platform="bolt"),
+            "bolt-interpret": make(*passing(*CORRECT), platform="bolt_host", plugin="bolt", execution="interpreter"),
             "toy": make(*passing(*FULL), failed("speed"), platform="toy", execution="stand-in"),
         }
         reports = [stored(tmp_path, run, name) for name, run in runs.items()]
@@ -267,8 +269,9 @@ class TestSupport:
         assert (
             "| platform | support |\n| --- | --- |\n"
             "| [`acme`](#acme) | certified on hardware (ACME 1, 2026-11-30); compiles for sm_80, sm_90 |\n"
-            "| [`bolt`](#bolt) | unverified |\n\n"
+            "| [`bolt`](#bolt) | certified by interpreter |\n\n"
         ) in page
+        assert "bolt_host" not in page
         assert "| reference | support |\n| --- | --- |\n| [`toy`](#toy) | reference, level full |\n\n" in page
         assert page.index("## `bolt`") < page.index("## References of the kit") < page.index("## `toy`")
 

@@ -150,7 +150,7 @@ def test_commands_that_are_named_exist(page: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("page", [*DOCS.glob("*.md"), *ROOT.glob("platforms/*/README.md")], ids=name_of)
 def test_flags_that_are_named_exist(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    commands = (["generate"], ["platforms", "certify"])
+    commands = (["generate"], ["platforms", "certify"], ["kernels", "compile"])
     known = flags(re.sub(r"[\[\],|]", " ", "".join(help_of(command, capsys) for command in commands)))
     for code in snippets(page):
         if code.startswith("--"):
@@ -271,6 +271,17 @@ class TestWorkflow:
         assert conformance["strategy"]["matrix"] == {"session": [row.session for row in noxfile.HOSTED]}
         assert device["env"]["SESSION"] == "conformance(${{ inputs.device }})"
         assert noxfile.kit_faults.name == "kit-faults"
+
+    def test_the_night_runs_the_sessions_for_it(self) -> None:
+        nightly = yaml.safe_load((ROOT / ".github/workflows/nightly.yml").read_text())
+        (job,) = nightly["jobs"].values()
+        sessions = [noxfile.soak, noxfile.mutation, noxfile.new_cases]
+        assert job["strategy"]["matrix"]["session"] == [session.name for session in sessions]
+        assert all(session.tags == ["nightly"] for session in sessions)
+        assert nightly["permissions"] == {"contents": "read"}
+        assert nightly["env"] == self.workflow["env"]
+        used = {str(step["uses"]) for step in job["steps"] if "uses" in step}
+        assert used <= {str(step.get("uses")) for step in self.steps()}
 
     def test_nox_is_the_one_of_the_dev_extra(self) -> None:
         assert self.workflow["env"]["NOX"] in PROJECT["optional-dependencies"]["dev"]

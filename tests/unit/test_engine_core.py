@@ -108,6 +108,7 @@ def make(
             "max_num_batched_tokens": 32,
             "max_num_seqs": 4,
             "long_prefill_token_threshold": 0,
+            "scheduler__max_long_partial_prefills": 1,
             "async_scheduling": ahead,
             "cache__prefix_hash_seed": 0,
             **settings,

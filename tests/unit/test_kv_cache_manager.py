@@ -383,6 +383,7 @@ def test_evicted_blocks_go_to_the_host_and_come_back_on_a_hit() -> None:
     assert manager.allocate(request, 1, hit) == request.block_ids
     (ops,) = manager.take_block_ops()
     assert [device for _, device in ops.swap_in] == request.block_ids[:2]
+    assert [host for host, _ in ops.swap_in] == [host for _, host in hit.groups[0].from_host]
     assert found(manager.lookup(make_request(range(9), "c"))) == request.block_ids[:2]
 
 
@@ -519,3 +520,85 @@ def test_what_a_window_has_left_behind_is_not_moved() -> None:
     assert request.host_tables[1][:2] == [NULL_BLOCK, NULL_BLOCK]
     assert manager.swap_in(request) is not None
     assert request.window_tables[0][:2] == [NULL_BLOCK, NULL_BLOCK]
+
+
+# Beginning with the blocks of a leader
+
+
+@pytest.mark.parametrize(("num_computed", "num_blocks", "forks"), [(8, 2, True), (7, 2, False), (8, 1, False)])
+def test_a_leader_gives_what_it_has_computed_and_not_less(num_computed: int, num_blocks: int, forks: bool) -> None:
+    manager = make_manager(caching=False)
+    leader = make_request([1] * 12, "leader")
+    leader.num_computed_tokens = num_computed
+    leader.block_ids = manager.pool.take(num_blocks)
+    follower = make_request([1] * 9, "follower")
+    follower.leader = leader
+    hit = manager.lookup(follower)
+    assert hit.num_cached_tokens == (8 if forks else 0)
+    if forks:
+        assert found(hit) == leader.block_ids
+
+
+def test_a_table_that_another_group_does_not_share_is_seen() -> None:
+    manager = make_windowed(8)
+    request = make_request([1] * 6)
+    compute(manager, request)
+    manager.check_integrity([request])
+    request.block_ids += manager.pool.take(1)
+    text = f"{request} has tables of 3 and 2 blocks"
+    with pytest.raises(RuntimeError, match=f"^{re.escape(text)}$"):
+        manager.check_integrity([request])
+
+
+def test_blocks_that_are_to_stay_free_are_not_given_after_a_hit_either() -> None:
+    manager = make_manager(num_blocks=6)
+    compute_and_free(manager, make_request(range(9)))
+    request = make_request(range(12))
+    hit = manager.lookup(request)
+    assert manager.allocate(request, 4, hit, keep_free=4) is None
+    assert request.block_ids == []
+    assert manager.allocate(request, 4, hit, keep_free=3) is not None
+
+
+def test_any_text_is_a_salt() -> None:
+    """A lone surrogate is no Unicode, but JSON may have it."""
+    manager = make_manager()
+    compute_and_free(manager, make_request(range(9), salt="\ud800"))
+    assert num_cached(manager, range(9), salt="\ud800") == 8
+    assert num_cached(manager, range(9), salt="\ud801") == 0
+
+
+# Limits of one and of several groups
+
+
+def test_how_many_sequences_fit_at_all() -> None:
+    manager = make_manager(num_blocks=8)
+    assert [manager.fits_at_all(num_tokens) for num_tokens in (32, 33)] == [True, False]
+    assert [manager.fits_at_all(32, reserved=reserved) for reserved in (0, 1)] == [True, False]
+    assert [manager.fits_at_all(20, num_sequences=2, num_shared=shared) for shared in (2, 1)] == [True, False]
+
+
+def test_what_is_held_already_is_not_needed() -> None:
+    manager = make_manager()
+    request = make_request([1] * 8)
+    compute(manager, request)
+    assert [manager.num_needed(request, num_tokens, NO_HIT) for num_tokens in (4, 8, 9)] == [0, 0, 1]
+
+
+def test_who_needs_no_block_is_not_refused_for_the_sake_of_others() -> None:
+    manager = make_manager(num_blocks=2)
+    request = make_request([1] * 6)
+    compute(manager, request)
+    assert manager.allocate(request, 2, keep_free=1) == []
+    assert manager.allocate(request, 3, keep_free=1) is None
+
+
+def test_three_groups_have_three_tables() -> None:
+    groups = [BlockGroup(16, BLOCK_SIZE, window=window, most_tokens=64) for window in (None, 4, 8)]
+    manager = KVCacheManager(groups, hash_seed=0)
+    request = make_request([1] * 17)
+    manager.allocate(request, 16)
+    request.num_computed_tokens = 16
+    manager.allocate(request, 1)
+    tables = (request.block_ids, *request.window_tables)
+    assert [sum(block != NULL_BLOCK for block in table) for table in tables] == [5, 2, 3]

@@ -28,6 +28,8 @@ from isthmus.platforms import (
     AttentionBackend,
     AttentionBatch,
     AttentionSpec,
+    BatchShape,
+    GraphSupport,
     KVCacheLayout,
     LinearBackend,
     LinearSpec,
@@ -143,7 +145,8 @@ def load(tensors: dict[str, torch.Tensor] | list[tuple[str, torch.Tensor]], **ov
 def run(model: Any, num_tokens: int = 5) -> torch.Tensor:
     input_ids = torch.arange(num_tokens) * 7 % 50
     layers = len(model.model.layers)
-    ctx = ForwardContext(kv_caches=((),) * layers, metadata=(None,))
+    shape = BatchShape(num_tokens, 1, num_tokens)
+    ctx = ForwardContext(((),) * layers, (None,), shape, GraphSupport.NEVER)
     with torch.inference_mode():
         logits: torch.Tensor = model.compute_logits(model(input_ids, torch.arange(num_tokens), ctx))
     return logits

@@ -12,6 +12,7 @@ import pytest
 
 from isthmus.conformance.areas import Level
 from isthmus.conformance.report import EXECUTIONS
+from isthmus.ops.triton.arch import ARCHS
 from isthmus.plugins.manager import PluginManager
 from unit.nox_table import NOXFILE, noxfile
 
@@ -41,7 +42,12 @@ def test_a_row_says_what_certify_takes(row: noxfile.Row) -> None:  # type: ignor
     if row.execution == "host":  # the host under its own name, or as the device
         assert row.platform in ("cpu", row.session.partition("-")[0])
     else:
-        assert row.session.partition("-")[0] == row.platform
+        assert row.session.partition("-")[0] == row.platform.partition("_")[0]
+
+
+def test_sessions_compile_for_every_architecture_once() -> None:
+    assert [target for row in ROWS for target in row.targets] == list(ARCHS)
+    assert {row.execution for row in ROWS if row.targets} == {"aot"}
 
 
 def test_device_sessions_are_the_same_kit_on_hardware() -> None:
@@ -72,7 +78,7 @@ def test_extras_and_files_of_requirements_exist() -> None:
 
 
 def test_ci_runs_on_after_a_failure_and_fails_in_the_end(tmp_path: Path) -> None:
-    """With `make` and nox replaced: the second of four steps fails."""
+    """With `make` and nox replaced: the second of five steps fails."""
     script = tmp_path / ".ci" / "run"
     for path in (script, tmp_path / ".venv/bin/nox", tmp_path / "make"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,6 +88,6 @@ def test_ci_runs_on_after_a_failure_and_fails_in_the_end(tmp_path: Path) -> None
     done = subprocess.run(
         [str(script)], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=False
     )
-    steps = ["make check", "make test", "nox -s kit-faults", "nox -t hosted"]
+    steps = ["make check", "make test", "nox -s kit-faults", "nox -s triton-tests", "nox -t hosted"]
     assert done.stdout.splitlines() == [*steps, "failed: make test"]
     assert done.returncode == 1

@@ -18,6 +18,7 @@ from isthmus.plugins.probing import TorchBuild, torch_build, visible_devices
 from isthmus_cpu.host import read_cpu
 from isthmus_cpu.platform import CpuPlatform
 from isthmus_cpu.probe import probe as probe_cpu
+from isthmus_cuda.nvml import Gpu
 from isthmus_cuda.probe import probe as probe_cuda
 from isthmus_rocm.probe import probe as probe_rocm
 from isthmus_tpu.probe import probe as probe_tpu
@@ -265,14 +266,19 @@ def test_cpu_config_defaults() -> None:
 
 # cuda
 
+NOT_SUPPORTED, NOT_FOUND = 3, 6
+
 
 class FakeNvml:
-    """libnvidia-ml.so.1 with the given devices, or one whose initialisation fails."""
+    """libnvidia-ml.so.1 with the given GPUs. error: what its initialisation answers.  mig: what an old driver lacks."""
 
-    def __init__(self, names: tuple[str, ...] = (), error: str | None = None) -> None:
-        self._names, self._error = names, error
+    def __init__(self, *gpus: Gpu, error: str | None = None, mig: bool = True) -> None:
+        self._gpus, self._error = gpus, error
         self.open = 0
-        self.nvmlErrorString = lambda status: (error or "").encode()
+        self.nvmlErrorString = lambda status: (error or f"status {status}").encode()
+        if mig:
+            self.nvmlDeviceGetMaxMigDeviceCount = self._max_slices
+            self.nvmlDeviceGetMigDeviceHandleByIndex = self._slice
 
     def nvmlInit_v2(self) -> int:
         self.open += 1
@@ -283,25 +289,58 @@ class FakeNvml:
         return 0
 
     def nvmlDeviceGetCount_v2(self, count: Any) -> int:
-        count._obj.value = len(self._names)
+        count._obj.value = len(self._gpus)
         return 0
 
     def nvmlDeviceGetHandleByIndex_v2(self, index: ctypes.c_uint, handle: Any) -> int:
-        handle._obj.value = index.value + 1
+        handle._obj.value = (index.value + 1) * 100
         return 0
 
     def nvmlDeviceGetName(self, handle: ctypes.c_void_p, buffer: Any, size: ctypes.c_uint) -> int:
-        buffer.value = self._names[(handle.value or 0) - 1].encode()
+        buffer.value = self._gpu(handle).name.encode()
+        return 0
+
+    def nvmlDeviceGetUUID(self, handle: ctypes.c_void_p, buffer: Any, size: ctypes.c_uint) -> int:
+        gpu, place = self._gpu(handle), (handle.value or 0) % 100
+        buffer.value = (gpu.slices[place // 2 - 1] if place else gpu.uuid).encode()
         return 0
 
     def nvmlSystemGetDriverVersion(self, buffer: Any, size: ctypes.c_uint) -> int:
         buffer.value = b"570.12"
         return 0
 
+    def _max_slices(self, handle: ctypes.c_void_p, count: Any) -> int:
+        count._obj.value = 7
+        return 0 if self._gpu(handle).slices else NOT_SUPPORTED
 
-def libraries(nvml: FakeNvml | None) -> Callable[[str], Any]:
+    def _slice(self, gpu: ctypes.c_void_p, place: ctypes.c_uint, handle: Any) -> int:
+        """Slices sit in every other place."""
+        number, gap = divmod(place.value, 2)
+        if gap == 0 or number >= len(self._gpu(gpu).slices):
+            return NOT_FOUND
+        handle._obj.value = (gpu.value or 0) + place.value + 1
+        return 0
+
+    def _gpu(self, handle: ctypes.c_void_p) -> Gpu:
+        return self._gpus[(handle.value or 0) // 100 - 1]
+
+
+class FakeDriver:
+    """libcuda.so.1 of a driver for CUDA `version`, 1000 * major + 10 * minor. It can do nothing else."""
+
+    def __init__(self, version: int = 12080, status: int = 0) -> None:
+        self._version, self._status = version, status
+
+    def cuDriverGetVersion(self, version: Any) -> int:
+        version._obj.value = self._version
+        return self._status
+
+
+def libraries(nvml: FakeNvml | None, driver: FakeDriver) -> Callable[[str], Any]:
     def load(name: str) -> Any:
-        if name == "libnvidia-ml.so.1" and nvml is None:
+        if name == "libcuda.so.1":
+            return driver
+        if nvml is None:
             raise OSError(name)
         return nvml
 
@@ -312,17 +351,76 @@ def no_library(name: str) -> Any:
     raise OSError(f"{name}: cannot open shared object file")
 
 
-def cuda(nvml: FakeNvml | None, build: TorchBuild | None = CUDA_BUILD, **environ: str) -> Probe:
-    return probe_cuda(load_library=libraries(nvml), build=lambda: build, environ=environ)
+def cuda(
+    nvml: FakeNvml | None,
+    build: TorchBuild | None = CUDA_BUILD,
+    driver: FakeDriver | None = None,
+    triton: str | None = None,
+    **environ: str,
+) -> Probe:
+    return probe_cuda(
+        load_library=libraries(nvml, driver or FakeDriver()),
+        build=lambda: build,
+        without_triton=lambda: triton,
+        environ=environ,
+    )
 
 
-H200 = FakeNvml(("NVIDIA H200", "NVIDIA H200"))
+SLICES = ("MIG-11111111-aaaa", "MIG-22222222-bbbb")
+H200 = FakeNvml(Gpu("NVIDIA H200", "GPU-8932f937-d72c"), Gpu("NVIDIA H200", "GPU-8a32f937-d72d"))
+MIXED = FakeNvml(Gpu("NVIDIA L4", "GPU-l4"), Gpu("NVIDIA A100", "GPU-a100", SLICES), Gpu("NVIDIA L4", "GPU-other"))
 
 
 def test_cuda_usable() -> None:
     assert cuda(H200) == Probe(100, "2 x NVIDIA H200, driver 570.12, CUDA 12.8", 2)
     assert H200.open == 0
-    assert cuda(H200, CUDA_VISIBLE_DEVICES="1").device_count == 1
+    assert cuda(MIXED) == Probe(100, "2 x NVIDIA L4, 1 x NVIDIA A100, driver 570.12, CUDA 12.8", 3)
+
+
+def test_cuda_without_triton_is_usable_and_says_so() -> None:
+    assert cuda(H200, triton="the package triton is not installed; pip install triton") == Probe(
+        100,
+        "2 x NVIDIA H200, driver 570.12, CUDA 12.8; native kernels only: the package triton is not installed; "
+        "pip install triton",
+        2,
+    )
+
+
+@pytest.mark.parametrize(
+    ("visible", "found"),
+    [
+        ("1", "1 x NVIDIA A100"),
+        ("2,1", "1 x NVIDIA L4, 1 x NVIDIA A100"),
+        ("1,0", "1 x NVIDIA A100, 1 x NVIDIA L4"),
+        ("1,7,0", "1 x NVIDIA A100"),
+        ("2,-1,0", "1 x NVIDIA L4"),
+        (" 0 , 1", "1 x NVIDIA L4, 1 x NVIDIA A100"),
+        ("GPU-a100", "1 x NVIDIA A100"),
+        ("GPU-a1,GPU-l", "1 x NVIDIA A100, 1 x NVIDIA L4"),
+        ("GPU-l4,GPU-nobody,GPU-a100", "1 x NVIDIA L4"),
+        ("MIG-2222", "1 x MIG device of NVIDIA A100"),
+        (",".join(SLICES), "1 x MIG device of NVIDIA A100"),
+        ("MIG-GPU-a100/1/0", "1 x MIG device of NVIDIA A100"),
+    ],
+)
+def test_cuda_visible_devices(visible: str, found: str) -> None:
+    probe = cuda(MIXED, CUDA_VISIBLE_DEVICES=visible)
+    count = sum(int(part.split(" x ")[0]) for part in found.split(", "))
+    assert probe == Probe(100, f"{found}, driver 570.12, CUDA 12.8", count)
+
+
+@pytest.mark.parametrize(
+    "visible",
+    ["", "-1", "7", "0,0", "GPU-l4,GPU-l", "GPU-8", "GPU-nobody", "none", "MIG-", "MIG-33333333", "MIG-GPU-nobody/0/0"],
+)
+def test_cuda_visible_devices_may_leave_none(visible: str) -> None:
+    """An ambiguous beginning of an id names none, and what is named twice is not there."""
+    gpus = FakeNvml(*MIXED._gpus, *H200._gpus)
+    assert cuda(gpus, CUDA_VISIBLE_DEVICES=visible) == Probe(0, f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU")
+
+
+def test_cuda_drivers_older_than_mig_are_asked_too() -> None:
+    assert cuda(FakeNvml(*H200._gpus, mig=False)).device_count == 2
 
 
 def test_cuda_without_driver() -> None:
@@ -336,7 +434,6 @@ def test_cuda_without_driver() -> None:
         (lambda: cuda(None), "no NVIDIA driver (libnvidia-ml.so.1 not found)"),
         (lambda: cuda(FakeNvml(error="Driver Not Loaded")), "the NVIDIA driver does not answer (Driver Not Loaded)"),
         (lambda: cuda(FakeNvml()), "the NVIDIA driver 570.12 sees no GPU"),
-        (lambda: cuda(H200, CUDA_VISIBLE_DEVICES=""), "CUDA_VISIBLE_DEVICES='' hides every GPU"),
         (
             lambda: cuda(H200, CPU_BUILD),
             "2 x NVIDIA H200, driver 570.12, but torch 2.13.0+cpu is built without CUDA; install a CUDA build of torch",
@@ -350,31 +447,83 @@ def test_cuda_without_driver() -> None:
             lambda: cuda(H200, None),
             "2 x NVIDIA H200, driver 570.12, but torch is not installed; install a CUDA build of torch",
         ),
+        (
+            lambda: cuda(H200, driver=FakeDriver(11040)),
+            "2 x NVIDIA H200, driver 570.12, which serves CUDA 11.4, but torch 2.13.0 is built for CUDA 12.8;"
+            " install a driver for CUDA 12, or a torch built for CUDA 11",
+        ),
     ],
 )
 def test_cuda_not_usable(probe: Callable[[], Probe], reason: str) -> None:
     assert probe() == Probe(0, reason)
 
 
+@pytest.mark.parametrize("version", [12000, 12080, 13010])
+def test_cuda_drivers_serve_every_build_of_their_major_version_and_older(version: int) -> None:
+    assert cuda(H200, driver=FakeDriver(version)).priority == 100
+
+
 # rocm
 
 NODES = "sys/class/kfd/kfd/topology/nodes"
 CPU_NODE = {f"{NODES}/0/properties": "cpu_cores_count 64\ngfx_target_version 0\n"}
-MI300 = {f"{NODES}/{i}/properties": "simd_count 1216\ngfx_target_version 90402\n" for i in (1, 2, 10)}
+MI300 = {
+    f"{NODES}/{i}/properties": f"simd_count 1216\ngfx_target_version 90402\nunique_id {0xBEEF + i}\n"
+    for i in (1, 2, 10)
+}
+INTEGRATED = {f"{NODES}/3/properties": "gfx_target_version 100306\nunique_id 0\n"}
 
 
-def rocm(root: Path, build: TorchBuild | None = ROCM_BUILD, **environ: str) -> Probe:
-    return probe_rocm(root=root, build=lambda: build, environ=environ)
+def rocm(root: Path, build: TorchBuild | None = ROCM_BUILD, triton: str | None = None, **environ: str) -> Probe:
+    return probe_rocm(root=root, build=lambda: build, without_triton=lambda: triton, environ=environ)
 
 
 def test_rocm_usable(tmp_path: Path) -> None:
     root = write(tmp_path, {**CPU_NODE, **MI300, "dev/kfd": ""})
     assert rocm(root) == Probe(100, "3 x gfx942, HIP 7.0", 3)
-    assert rocm(root, ROCR_VISIBLE_DEVICES="0,1", HIP_VISIBLE_DEVICES="1,2").device_count == 1
-    assert rocm(root, HIP_VISIBLE_DEVICES="") == Probe(0, "HIP_VISIBLE_DEVICES='' hides every GPU")
+    assert rocm(root, triton="no triton; get it").reason == (
+        "3 x gfx942, HIP 7.0; native kernels only: no triton; get it"
+    )
     assert rocm(root, CPU_BUILD).reason == (
         "3 x gfx942, but torch 2.13.0+cpu is built without ROCm; install a ROCm build of torch"
     )
+
+
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        ({"HIP_VISIBLE_DEVICES": "2"}, "1 x gfx1036"),
+        ({"ROCR_VISIBLE_DEVICES": "2,0"}, "1 x gfx1036, 1 x gfx942"),
+        ({"ROCR_VISIBLE_DEVICES": "2,0", "HIP_VISIBLE_DEVICES": "1"}, "1 x gfx942"),
+        ({"ROCR_VISIBLE_DEVICES": "2,0", "HIP_VISIBLE_DEVICES": "0,1"}, "1 x gfx1036, 1 x gfx942"),
+        ({"ROCR_VISIBLE_DEVICES": "0,1", "HIP_VISIBLE_DEVICES": "1,2"}, "1 x gfx942"),
+        ({"CUDA_VISIBLE_DEVICES": "2"}, "1 x gfx1036"),
+        ({"CUDA_VISIBLE_DEVICES": "2", "HIP_VISIBLE_DEVICES": "0"}, "1 x gfx942"),
+        ({"ROCR_VISIBLE_DEVICES": "GPU-000000000000BEF1"}, "1 x gfx942"),
+        ({"ROCR_VISIBLE_DEVICES": "2,GPU-000000000000BEF1"}, "1 x gfx1036, 1 x gfx942"),
+        ({"ROCR_VISIBLE_DEVICES": "GPU-4b2c1a9f-8d3e,GPU-5b2c1a9f-8d3e"}, "2 x gfx942"),
+    ],
+)
+def test_rocm_visible_devices(tmp_path: Path, environ: dict[str, str], found: str) -> None:
+    """The runtime's list first; HIP counts within it. Ids of a form that the driver does not list are trusted."""
+    root = write(tmp_path, {**MI300, **INTEGRATED, "dev/kfd": ""})
+    assert rocm(root, **environ).reason == f"{found}, HIP 7.0"
+
+
+@pytest.mark.parametrize(
+    ("environ", "variable"),
+    [
+        ({"HIP_VISIBLE_DEVICES": ""}, "HIP_VISIBLE_DEVICES"),
+        ({"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "0"}, "HIP_VISIBLE_DEVICES"),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, "CUDA_VISIBLE_DEVICES"),
+        ({"ROCR_VISIBLE_DEVICES": "3"}, "ROCR_VISIBLE_DEVICES"),
+        ({"ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "1"}, "HIP_VISIBLE_DEVICES"),
+        ({"ROCR_VISIBLE_DEVICES": "1,1"}, "ROCR_VISIBLE_DEVICES"),
+    ],
+)
+def test_rocm_visible_devices_may_leave_none(tmp_path: Path, environ: dict[str, str], variable: str) -> None:
+    root = write(tmp_path, {**MI300, "dev/kfd": ""})
+    assert rocm(root, **environ) == Probe(0, f"{variable}={environ[variable]!r} hides every GPU")
 
 
 @pytest.mark.parametrize(("target", "arch"), [("90010", "gfx90a"), ("110000", "gfx1100"), ("120001", "gfx1201")])

@@ -355,7 +355,24 @@ def test_named_platform_that_is_not_usable(add_plugin: AddPlugin, cpu: EntryPoin
     with pytest.raises(NoPlatformError) as error:
         manager.select("cuda")
     assert str(error.value) == (
-        "no usable platform for device='cuda':\n  cuda: no NVIDIA driver (libcuda.so.1 not found)"
+        "device='cuda' cannot be used here: no NVIDIA driver (libcuda.so.1 not found); put that right, or choose a "
+        "device that can be used: cpu (`isthmus platforms` lists them all, with reasons)"
+    )
+
+
+def test_named_platform_that_is_not_usable_where_nothing_is(add_plugin: AddPlugin) -> None:
+    """A plugin that failed may be the one that was needed."""
+    manager = load(
+        add_plugin("cuda", entry("cuda", 0, "no driver")),
+        add_plugin("null", entry("null", priority=-1, reason="only when named")),
+        EntryPoint("acme", "no_such_module_of_acme", "isthmus"),
+    )
+    with pytest.raises(NoPlatformError) as error:
+        manager.select("cuda")
+    assert str(error.value) == (
+        "device='cuda' cannot be used here: no driver; put that right, or choose a device that can be used: none "
+        "(`isthmus platforms` lists them all, with reasons)\n"
+        "  acme: plugin not loaded: ModuleNotFoundError: No module named 'no_such_module_of_acme'"
     )
 
 

@@ -1,6 +1,7 @@
 """The accelerators' Platform classes against stand-ins for torch's device modules: facts, order of calls, sums.
 
-This shows that the code runs and adds up; that the real modules answer so is for hardware to show.
+This shows that the code runs and adds up; that the real modules answer so is for hardware to show. More of cuda and
+rocm is in tests of their own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from isthmus.platforms import DeviceInfo, MemoryStats, Platform
 from isthmus.plugins.manager import PluginManager
 
-GPUS = [("cuda", "cuda"), ("rocm", "cuda"), ("xpu", "xpu")]
+GPUS = [("xpu", "xpu")]
 SETTINGS = {
     "cuda": ("cuda", "nccl", True, "CUDA_VISIBLE_DEVICES", "GPU"),
     "rocm": ("cuda", "nccl", True, "HIP_VISIBLE_DEVICES", "GPU"),
@@ -52,9 +53,8 @@ class FakeModule:
 def load(name: str) -> Platform:
     """The platform object, whatever the probe says."""
     module = importlib.import_module(f"isthmus_{name}.plugin")
-    (entry,) = module.isthmus_platforms()
-    assert entry.name == name
-    return entry.load()
+    entries = {entry.name: entry for entry in module.isthmus_platforms()}
+    return entries[name].load()
 
 
 @pytest.fixture
@@ -111,9 +111,6 @@ def test_gpu_binds_its_rank(name: str, module: str, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("name", "module", "properties", "info"),
     [
-        ("cuda", "cuda", {"major": 9, "minor": 0}, ("sm_90", "bfloat16")),
-        ("cuda", "cuda", {"major": 7, "minor": 5}, ("sm_75", "float16")),
-        ("rocm", "cuda", {"gcnArchName": "gfx942:sramecc+:xnack-"}, ("gfx942", "bfloat16")),
         ("xpu", "xpu", {"device_id": 0xBD5, "has_subgroup_matrix_multiply_accumulate": True}, ("0x0bd5", "bfloat16")),
         ("xpu", "xpu", {"device_id": 0x9A49, "has_subgroup_matrix_multiply_accumulate": False}, ("0x9a49", "float16")),
     ],
@@ -138,7 +135,7 @@ def test_tpu(fake_xla: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert fake_xla == ["sync wait=True"]
 
 
-def test_accelerators_have_no_kernels_yet() -> None:
+def test_some_accelerators_have_no_kernels_yet() -> None:
     """Native runs everything, and nothing pretends otherwise: the list to shorten as kernels arrive."""
     manager = PluginManager.load(disabled=("null",))
 
@@ -146,5 +143,5 @@ def test_accelerators_have_no_kernels_yet() -> None:
         def __getattr__(self, name: str) -> Any:
             raise AssertionError(f"{name} was called")
 
-    for name in SETTINGS:
+    for name in ("xpu", "tpu"):
         manager.register_kernels(Refusing(), SimpleNamespace(name=name))  # type: ignore[arg-type]

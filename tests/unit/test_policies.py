@@ -210,6 +210,28 @@ def test_a_weight_is_a_positive_number(weight: str) -> None:
         make("fair", tenant_weights=(("a", weight),))
 
 
+def test_who_has_no_weight_weighs_one() -> None:
+    waiting = make("fair", tenant_weights=(("a", "1"),))
+    added(waiting, request("a", tenant="a"), request("b", tenant="b"))
+    serve(waiting, "a", 10)
+    serve(waiting, "b", 11)
+    assert order(waiting) == ["a", "b"]
+
+
+def test_who_had_nothing_waiting_still_has_what_it_was_served() -> None:
+    waiting = make("fair")
+    first, _ = added(waiting, request("a1", tenant="a"), request("b", tenant="b"))
+    waiting.remove(first)
+    serve(waiting, "a", 10)
+    serve(waiting, "b", 3)
+    added(waiting, request("a2", tenant="a"))
+    assert order(waiting) == ["b", "a2"]
+    serve(waiting, "b", 6)
+    assert order(waiting) == ["b", "a2"]
+    serve(waiting, "b", 2)
+    assert order(waiting) == ["a2", "b"]
+
+
 def test_who_comes_late_is_lifted_to_the_lowest_that_wait() -> None:
     waiting = make("fair")
     added(waiting, request("a", tenant="a"), request("b", tenant="b"))
@@ -249,6 +271,40 @@ def test_counters_of_tenants_that_left_are_forgotten_when_they_are_many() -> Non
         serve(waiting, one.tenant, 1)
         waiting.remove(one)
     assert len(waiting._counters) <= KEPT_COUNTERS + 2
+
+
+def test_one_that_runs_may_be_of_a_tenant_that_was_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair, "KEPT_COUNTERS", 0)
+    waiting = make("fair")
+    first, *others = added(waiting, *(request(name, tenant=name) for name in "acdb"))
+    for one in (first, *others[:2]):
+        waiting.remove(one)
+    running = [first, others[2]]
+    assert waiting.choose_victim(running) is others[2]
+    serve(waiting, "a", 10)
+    serve(waiting, "b", 5)
+    assert waiting.choose_victim(running) is first
+    serve(waiting, "b", 5)
+    assert waiting.choose_victim(running) is others[2]
+
+
+def test_what_a_tenant_was_served_is_kept_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though nobody of it waits, and others who left are forgotten."""
+    monkeypatch.setattr(fair, "KEPT_COUNTERS", 0)
+    waiting = make("fair")
+    a, _, c = added(waiting, *(request(name, tenant=name) for name in "abc"))
+    serve(waiting, "c", 1)
+    waiting.remove(c)
+    serve(waiting, "b", 9)
+    waiting.remove(a)
+    serve(waiting, "a", 5)
+    added(waiting, d := request("d", tenant="d"))
+    waiting.remove(d)
+    assert isinstance(waiting, FairPolicy)
+    assert "c" not in waiting._counters
+    serve(waiting, "a", 5)
+    added(waiting, request("a2", tenant="a"))
+    assert order(waiting) == ["b", "a2"]
 
 
 def test_forgetting_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

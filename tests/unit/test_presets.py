@@ -28,6 +28,7 @@ MODEL = ModelFacts(
 )
 NPU = PlatformFacts(
     name="npu",
+    device="NPU 1 (npu1)",
     dtypes=("float32",),
     proposals={"cache.block_size": 64, "scheduler.max_num_seqs": 7, "scheduler.max_num_queued_reqs": 9},
 )
@@ -83,7 +84,7 @@ def test_no_preset_by_default() -> None:
     assert result.config.scheduler.preset is None
     assert {provenance.source for provenance in result.provenance.values()} <= {"user", "model", "platform", "default"}
     assert result.config.scheduler.max_num_queued_reqs == 9
-    plain = resolve(from_kwargs("m"), MODEL, PlatformFacts(name="npu", dtypes=("float32",)))
+    plain = resolve(from_kwargs("m"), MODEL, PlatformFacts(name="npu", device="NPU 1 (npu1)", dtypes=("float32",)))
     assert plain.config.scheduler.max_num_queued_reqs == all_settings()[QUEUED].spec.fallback
 
 

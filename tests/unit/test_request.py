@@ -82,3 +82,12 @@ def test_repr_says_how_far_it_is() -> None:
     request = make(OTHER)
     request.num_computed_tokens, request.block_ids = 2, [5]
     assert repr(request) == "Request('a', waiting, prompt 2, output 1, computed 2, 1 blocks)"
+
+
+def test_a_salt_is_a_key_of_its_own() -> None:
+    request = Request("a", [1], SamplingParams(cache_salt="s"), cache_keys={"adapter": "7"})
+    assert request.cache_keys == {"adapter": "7", "salt": "s"}
+
+
+def test_a_request_has_a_seed_even_if_nobody_gives_one() -> None:
+    assert Request("a", [1], SamplingParams()).seed == 0

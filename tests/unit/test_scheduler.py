@@ -12,9 +12,11 @@ from isthmus.errors import DuplicateRequestError, NeverFitsError
 from isthmus.outputs import FinishReason
 from isthmus.scheduler.output import ModelRunnerOutput, RequestDelta
 from isthmus.scheduler.policies.fcfs import FcfsPolicy
+from isthmus.scheduler.preempter import PREEMPTION_WARNING_INTERVAL
 from isthmus.scheduler.request import Request, RequestStatus
-from isthmus.scheduler.scheduler import PREEMPTION_WARNING_INTERVAL, Scheduler
-from unit.scheduler_steps import TOKEN, add, ids, make, run_to_the_end, step
+from isthmus.scheduler.scheduler import Scheduler
+from isthmus.scheduler.step import Step
+from unit.scheduler_steps import TOKEN, Recorder, add, ids, make, run_to_the_end, step
 
 # What is refused
 
@@ -252,8 +254,7 @@ class FirstIsVictim(FcfsPolicy):
 
 
 def test_a_victim_that_was_scheduled_in_this_step_gives_its_tokens_back() -> None:
-    scheduler = make(num_blocks=5, caching=False, max_num_batched_tokens=17)
-    scheduler.waiting = FirstIsVictim(scheduler.config)
+    scheduler = make(FirstIsVictim, num_blocks=5, caching=False, max_num_batched_tokens=17)
     two_that_collide(scheduler)
     add(scheduler, "c", 4, max_tokens=1)
     output, _ = step(scheduler)
@@ -264,8 +265,7 @@ def test_a_victim_that_was_scheduled_in_this_step_gives_its_tokens_back() -> Non
 
 
 def test_others_go_on_when_a_request_gives_way_itself() -> None:
-    scheduler = make(num_blocks=4, caching=False)
-    scheduler.waiting = FirstIsVictim(scheduler.config)
+    scheduler = make(FirstIsVictim, num_blocks=4, caching=False)
     two_that_collide(scheduler)
     output, _ = step(scheduler)
     assert output.preempted_req_ids == ["a"]
@@ -429,38 +429,75 @@ def test_the_prefix_cache_is_reset_only_when_no_blocks_are_held() -> None:
     assert step(scheduler)[0].num_scheduled_tokens == {"b": 8}
 
 
-# What check_integrity sees
+# What a recorder is told
 
 
-def test_integrity_sees_a_request_in_no_queue() -> None:
-    scheduler = make()
-    add(scheduler, "a", 4)
-    scheduler.requests["b"] = scheduler.requests["a"]
-    with pytest.raises(RuntimeError, match=re.escape("queues hold ['a'], live requests are ['a', 'b']")):
-        scheduler.check_integrity()
-
-
-def test_integrity_sees_a_running_request_with_too_few_blocks() -> None:
-    scheduler = make()
-    request = add(scheduler, "a", 5)
+def test_a_recorder_hears_of_everything_in_order() -> None:
+    recorder = Recorder()
+    scheduler = make(recorder=recorder, max_num_seqs=1, caching=False)
+    request = add(scheduler, "a", 4, max_tokens=2)
+    output = scheduler.schedule()
+    scheduler.preempter.preempt(request, Step(0, 0.0), None)
+    scheduler.update_from_output(output, ModelRunnerOutput([[TOKEN]]))
     step(scheduler)
-    scheduler.kv.pool.release([request.block_ids.pop()])
-    with pytest.raises(RuntimeError, match=r"has too few blocks for its computed tokens$"):
-        scheduler.check_integrity()
+    add(scheduler, "b", 4)
+    scheduler.schedule()
+    scheduler.abort_all()
+    first, second, third = (one for one, _ in recorder.of("scheduled"))
+    assert recorder.told == [
+        ("begin", (scheduler,)),
+        ("queued", (request,)),
+        ("scheduled", (first, scheduler)),
+        ("preempted", (request, None, 1, 4)),
+        ("returned", ()),
+        ("scheduled", (second, scheduler)),
+        ("returned", ()),
+        ("ended", (request, FinishReason.LENGTH)),
+        ("queued", (third.requests[0],)),
+        ("scheduled", (third, scheduler)),
+        ("dropped", ()),
+        ("ended", (third.requests[0], FinishReason.ABORT)),
+    ]
+    assert [one.num_scheduled for one in (first, second, third)] == [{"a": 4}, {"a": 5}, {"b": 4}]
 
 
-def test_integrity_sees_progress_of_a_waiting_request() -> None:
-    scheduler = make()
-    add(scheduler, "a", 5).num_computed_tokens = 1
-    with pytest.raises(RuntimeError, match=r"is in `waiting`$"):
-        scheduler.check_integrity()
+def test_a_recorder_hears_who_got_the_room() -> None:
+    recorder = Recorder()
+    scheduler = make(FirstIsVictim, num_blocks=5, caching=False, recorder=recorder)
+    first, second = two_that_collide(scheduler)
+    step(scheduler)
+    assert recorder.of("preempted") == [(first, second, 3, 8)]
 
 
-def test_integrity_sees_more_running_requests_than_allowed() -> None:
-    scheduler = make()
-    for name in ("a", "b"):
+def test_a_recorder_hears_why_one_ended_that_had_lost_its_place() -> None:
+    recorder = Recorder()
+    scheduler = make(caching=False, recorder=recorder)
+    request = add(scheduler, "a", 4, max_tokens=1)
+    output = scheduler.schedule()
+    scheduler.preempter.preempt(request, Step(0, 0.0), None)
+    scheduler.update_from_output(output, ModelRunnerOutput([[TOKEN]]))
+    assert recorder.of("ended") == [(request, FinishReason.LENGTH)]
+
+
+# Victims that were scheduled already
+
+
+def test_those_between_a_victim_and_who_needs_its_room_are_scheduled_once() -> None:
+    """Only the last needs a block, and the first gives way."""
+    scheduler = make(FirstIsVictim, num_blocks=9, caching=False)
+    for name, num_prompt_tokens in (("a", 5), ("b", 6), ("c", 6), ("d", 8), ("e", 2)):
+        add(scheduler, name, num_prompt_tokens)
+    step(scheduler)
+    output, _ = step(scheduler)
+    assert output.preempted_req_ids == ["a"]
+    assert output.num_scheduled_tokens == {"b": 1, "c": 1, "d": 1, "e": 1}
+    assert output.total_num_scheduled_tokens == 4
+
+
+def test_room_that_a_victim_left_counts_against_the_reserve_too() -> None:
+    scheduler = make(num_blocks=12, caching=False, reserved_blocks=3)
+    for name in ("a", "b", "c"):
         add(scheduler, name, 4)
     step(scheduler)
-    scheduler.max_num_seqs = 1
-    with pytest.raises(RuntimeError, match=r"^2 running requests, the cap is 1$"):
-        scheduler.check_integrity()
+    scheduler.kv.pool.take(9)
+    assert scheduler.schedule().preempted_req_ids == ["c", "b", "a"]

@@ -7,13 +7,21 @@ import re
 
 import pytest
 
-from isthmus.config import SchedulerConfig
+from isthmus.config import CacheConfig, SchedulerConfig
 from isthmus.errors import NeverFitsError, QueueFullError
 from isthmus.outputs import FinishReason
 from isthmus.sampling_params import SamplingParams
-from isthmus.scheduler.output import ModelRunnerOutput
+from isthmus.scheduler.admission import AdmissionGate
+from isthmus.scheduler.block_group import BlockGroup
+from isthmus.scheduler.costs import PreemptionCosts
+from isthmus.scheduler.kv_cache_manager import KVCacheManager
+from isthmus.scheduler.output import GroupLimits, ModelRunnerOutput, NewRequestData
+from isthmus.scheduler.policies.fcfs import FcfsPolicy
+from isthmus.scheduler.pressure import Watermark
 from isthmus.scheduler.request import Request
+from isthmus.scheduler.room import Room
 from isthmus.scheduler.scheduler import Scheduler
+from isthmus.scheduler.stats import Shortage
 from isthmus.scheduler.waiting import QueueLimits
 from unit.scheduler_steps import TOKEN, Clock, add, ids, make, run_to_the_end, scheduled, step
 
@@ -422,3 +430,349 @@ def test_tokens_are_counted_by_phase() -> None:
         step(scheduler)
     stats = scheduler.stats
     assert (stats.num_prefill_tokens, stats.num_decode_tokens, stats.num_scheduled_tokens) == (11, 3 + 1, 15)
+
+
+# What a waiting request lacks
+
+
+def test_a_shortage_is_told_in_blocks() -> None:
+    scheduler = make(num_blocks=20, reserved_blocks=4, watermark=0.1, caching=False)
+    add(scheduler, "system", 3, max_tokens=1, is_system=True)
+    add(scheduler, "busy", 24)
+    assert scheduler.shortage(add(scheduler, "first", 9)) == Shortage(3, 20, num_reserved=4, num_watermark=0)
+    scheduler.schedule()
+    assert scheduler.shortage(add(scheduler, "large", 40)) == Shortage(10, 10, num_reserved=3, num_watermark=2)
+    of_system = add(scheduler, "large system", 40, is_system=True)
+    assert scheduler.shortage(of_system) == Shortage(10, 10, num_reserved=0, num_watermark=2)
+
+
+def test_cached_blocks_that_are_free_are_needed_as_well() -> None:
+    scheduler = make(num_blocks=8)
+    add(scheduler, "first", range(12), max_tokens=1)
+    run_to_the_end(scheduler)
+    assert scheduler.shortage(add(scheduler, "second", range(12))) == Shortage(3, 8)
+    add(scheduler, "third", range(12))
+    scheduler.schedule()
+    assert scheduler.shortage(add(scheduler, "fourth", range(12))) == Shortage(1, 4)
+
+
+def of_two_groups(*, num_blocks: int, num_windowed_blocks: int) -> Shortage:
+    """What a prompt of 5 blocks lacks, whose window is 3 blocks at most."""
+    config = SchedulerConfig(max_num_batched_tokens=4, max_num_seqs=4, long_prefill_token_threshold=0)
+    groups = [
+        BlockGroup(num_blocks, 4),
+        BlockGroup(num_windowed_blocks, 4, window=4, most_tokens=4),
+    ]
+    room = Room(config, KVCacheManager(groups), Watermark(config, num_blocks), [])
+    return room.shortage(Request("r", [1] * 20, SamplingParams()))
+
+
+def test_the_first_group_that_is_short_is_told_of() -> None:
+    assert of_two_groups(num_blocks=4, num_windowed_blocks=1) == Shortage(5, 4)
+    assert of_two_groups(num_blocks=5, num_windowed_blocks=2) == Shortage(3, 2)
+    assert of_two_groups(num_blocks=5, num_windowed_blocks=3) == Shortage(5, 5)
+
+
+@pytest.mark.parametrize(("num_free", "is_real"), [(10, False), (9, True)])
+def test_a_shortage_is_real_if_what_is_for_all_does_not_suffice(num_free: int, is_real: bool) -> None:
+    assert Shortage(4, num_free, num_reserved=5, num_watermark=1).is_real is is_real
+
+
+# The gate, and what a policy is asked
+
+
+def test_a_prompt_of_just_the_threshold_takes_no_slot_of_the_long_ones() -> None:
+    gate = AdmissionGate(
+        SchedulerConfig(
+            max_num_batched_tokens=64,
+            long_prefill_token_threshold=10,
+            max_num_partial_prefills=8,
+            max_long_partial_prefills=1,
+        )
+    )
+    gate.prefill_began(Request("short", [1], SamplingParams()), 10)
+    assert gate.has_slot(11)
+    gate.prefill_began(Request("long", [1], SamplingParams()), 11)
+    assert not gate.has_slot(11)
+    assert gate.has_slot(10)
+
+
+class Proud(FcfsPolicy):
+    """Only the request "small" may pass, and only "large"."""
+
+    def may_overtake(self, head: Request, request: Request) -> bool:
+        return (head.request_id, request.request_id) == ("large", "small")
+
+
+def test_the_policy_says_who_may_pass_whom() -> None:
+    scheduler = make(Proud, max_overtaking=8, max_overtaking_s=1e6)
+    with_a_blocked_head(scheduler)
+    add(scheduler, "other", 3, max_tokens=1)
+    assert "other" not in scheduled(scheduler)
+    assert scheduler.abort_request("other")
+    add(scheduler, "small", 3, max_tokens=1)
+    assert "small" in scheduled(scheduler)
+
+
+def test_the_next_one_of_a_name_is_not_passed_on_its_account() -> None:
+    scheduler = make(max_overtaking=2, max_overtaking_s=1e6)
+    with_a_blocked_head(scheduler)
+    assert pass_by(scheduler, 2) == ["small0", "small1"]
+    assert scheduler.abort_request("large")
+    add(scheduler, "large", 52, max_tokens=1)
+    assert pass_by(scheduler, 3) == ["small0", "small1"]
+
+
+def test_the_time_of_a_head_begins_when_it_lacks_blocks() -> None:
+    """Not when it waited for a slot, which others may pass it for as long as they like."""
+    clock = Clock()
+    scheduler = make(
+        max_num_batched_tokens=8,
+        long_prefill_token_threshold=6,
+        max_num_partial_prefills=1,
+        max_overtaking=8,
+        max_overtaking_s=2.0,
+        caching=False,
+        clock=clock,
+    )
+    add(scheduler, "first", 24, max_tokens=20)
+    step(scheduler)
+    add(scheduler, "large", 44, max_tokens=1)
+    add(scheduler, "second", 20, max_tokens=1)
+    step(scheduler)
+    assert scheduler.snapshot().waiting_by_reason == {"slots": 2}
+    clock.now_s = 10.0
+    while "capacity" not in scheduler.snapshot().waiting_by_reason:
+        step(scheduler)
+    assert ids(scheduler.waiting)[0] == "large"
+    assert scheduler.abort_request("second")
+    add(scheduler, "small", 3, max_tokens=1)
+    assert "small" in scheduled(scheduler)
+
+
+def test_queue_time_is_counted_from_any_arrival() -> None:
+    clock = Clock(2.0)
+    scheduler = make(clock=clock)
+    add(scheduler, "a", 4)
+    clock.now_s = 2.25
+    step(scheduler)
+    assert scheduler.stats.queue_time_s == 0.25
+
+
+def test_prefix_statistics_add_up() -> None:
+    scheduler = make(num_blocks=8, num_host_blocks=8)
+    for name in ("a", "b", "c"):
+        add(scheduler, name, range(9), max_tokens=1)
+        step(scheduler)
+    stats = scheduler.stats
+    assert (stats.prefix_cache_queries, stats.prefix_cache_hits, stats.host_prefix_hits) == (27, 16, 0)
+    for name in ("d", "e"):
+        add(scheduler, "other", 32, max_tokens=1)
+        step(scheduler)
+        add(scheduler, name, range(9), max_tokens=1)
+        step(scheduler)
+    assert (stats.prefix_cache_queries, stats.prefix_cache_hits, stats.host_prefix_hits) == (109, 60, 24)
+
+
+def test_a_request_that_may_not_read_the_cache_is_no_query() -> None:
+    scheduler = make(caching=False)
+    add(scheduler, "a", 9)
+    step(scheduler)
+    assert scheduler.stats.prefix_cache_queries == 0
+
+
+def test_the_worker_is_told_everything_about_a_new_request() -> None:
+    scheduler = make(window_groups=[GroupLimits(16, 0, 8)])
+    request = Request(
+        "a",
+        [1, 2, 3, 4, 5],
+        SamplingParams(max_tokens=4, stop_token_ids=[7]),
+        eos_token_ids=[8],
+        bad_words_ids=[[1, 2], [3]],
+        seed=11,
+    )
+    scheduler.add_request(request)
+    output = scheduler.schedule()
+    assert output.scheduled_new_reqs == [
+        NewRequestData(
+            request_id="a",
+            token_ids=[1, 2, 3, 4, 5],
+            num_prompt_tokens=5,
+            num_computed_tokens=0,
+            block_ids=[1, 2],
+            params=request.params,
+            seed=11,
+            stop_ids=frozenset({7, 8}),
+            bad_words_ids=((1, 2), (3,)),
+            window_block_ids=([1, 2],),
+        )
+    ]
+
+
+def test_the_worker_is_told_what_was_added_to_each_table() -> None:
+    scheduler = make(window_groups=[GroupLimits(16, 0, 8)])
+    scheduler.kv.groups[1].pool.take(3)
+    add(scheduler, "a", 8)
+    scheduler.update_from_output(scheduler.schedule(), ONE_TOKEN)
+    output = scheduler.schedule()
+    assert output.scheduled_cached_reqs.new_block_ids == {"a": [3]}
+    assert output.scheduled_cached_reqs.new_window_block_ids == {"a": ([6],)}
+
+
+def test_no_more_tokens_are_scheduled_than_the_budget_and_no_fewer() -> None:
+    scheduler = make()
+    for name in ("a", "b", "c"):
+        add(scheduler, name, 4)
+    step(scheduler)
+    scheduler.max_num_batched_tokens = 2
+    assert scheduled(scheduler) == {"a": 1, "b": 1}
+
+
+# What a step teaches
+
+
+def learnt(num_decodes: int, num_prompt_tokens: int) -> PreemptionCosts:
+    """After a step of 2 seconds."""
+    clock = Clock(10.0)
+    scheduler = make(num_blocks=128, max_num_seqs=128, max_num_batched_tokens=512, clock=clock, caching=False)
+    for number in range(num_decodes):
+        add(scheduler, f"r{number}", 1)
+    step(scheduler)
+    if num_prompt_tokens:
+        add(scheduler, "new", num_prompt_tokens)
+    output = scheduler.schedule()
+    clock.now_s = 12.0
+    scheduler.update_from_output(output, ModelRunnerOutput([[TOKEN]] * len(output.num_scheduled_tokens)))
+    return scheduler.costs
+
+
+@pytest.mark.parametrize(
+    ("num_decodes", "num_prompt_tokens", "speed"),
+    [(0, 64, 32.0), (0, 63, None), (10, 100, 50.0), (65, 64, 32.0), (67, 64, None), (66, 0, None)],
+)
+def test_a_step_of_mostly_prompts_tells_how_fast_they_are(
+    num_decodes: int, num_prompt_tokens: int, speed: float | None
+) -> None:
+    assert learnt(num_decodes, num_prompt_tokens).prefill_tokens_per_s == speed
+
+
+# Groups of layers
+
+
+def test_each_group_of_layers_has_its_own_window() -> None:
+    """32 tokens are computed; a window of 8 sees two blocks, that of 16 four and the one that comes."""
+    scheduler = make(window=16, window_groups=[GroupLimits(16, 0, 8)], max_num_batched_tokens=32)
+    request = add(scheduler, "a", 33)
+    step(scheduler)
+    step(scheduler)
+    assert [sum(block != 0 for block in table) for table in (request.block_ids, *request.window_tables)] == [5, 3]
+
+
+def test_a_window_needs_blocks_for_the_largest_part_of_a_prompt() -> None:
+    scheduler = make(num_blocks=8, window_groups=[GroupLimits(4, 0, 5)], max_num_batched_tokens=8, max_model_len=64)
+    assert scheduler.token_limit(add(scheduler, "a", 8, max_tokens=20)) == 28
+    with pytest.raises(NeverFitsError):
+        make(num_blocks=8, window_groups=[GroupLimits(3, 0, 5)], max_num_batched_tokens=8).token_limit(
+            Request("b", [1] * 8, SamplingParams(max_tokens=20))
+        )
+
+
+def test_only_a_prefix_cache_saves_what_is_evicted() -> None:
+    for caching in (True, False):
+        scheduler = make(num_blocks=8, num_host_blocks=8, caching=caching)
+        for name in ("a", "b"):
+            add(scheduler, name, 32, max_tokens=1)
+            output, _ = step(scheduler)
+        assert len(output.block_ops[0].swap_out) == (8 if caching else 0)
+
+
+def test_the_life_of_cached_blocks_is_counted() -> None:
+    clock = Clock(5.0)
+    scheduler = make(num_blocks=8, clock=clock)
+    add(scheduler, "a", 32, max_tokens=1)
+    step(scheduler)
+    clock.now_s = 7.0
+    add(scheduler, "b", 32, max_tokens=1)
+    step(scheduler)
+    stats = scheduler.stats
+    assert (stats.num_lost_blocks, stats.num_unused_lost_blocks, stats.lost_block_lifetime_s) == (8, 8, 16.0)
+
+
+def test_a_fixed_seed_gives_the_same_hashes() -> None:
+    hashes = []
+    for _ in range(2):
+        scheduler = make()
+        request = add(scheduler, "a", 9)
+        step(scheduler)
+        hashes.append(request.block_hashes)
+    assert hashes[0] == hashes[1]
+    assert len(hashes[0]) == 2
+
+
+def test_every_refusal_is_counted() -> None:
+    scheduler = make(max_num_queued_reqs=1)
+    add(scheduler, "a", 4)
+    for _ in range(3):
+        with pytest.raises(QueueFullError):
+            add(scheduler, "b", 4)
+    assert scheduler.stats.num_refused == 3
+
+
+def test_without_a_policy_the_first_comes_first() -> None:
+    config = SchedulerConfig(max_num_batched_tokens=64, max_num_seqs=1, long_prefill_token_threshold=0)
+    scheduler = Scheduler(config, CacheConfig(), num_blocks=8, block_size=4, max_model_len=32)
+    assert type(scheduler.waiting) is FcfsPolicy
+    assert scheduler.kv.host_pool is None
+    assert scheduler.kv.groups[0].window is None
+    assert scheduler.snapshot().waiting_by_reason == {}
+
+
+# How long a request may become
+
+
+@pytest.mark.parametrize(
+    ("num_prompt_tokens", "max_tokens", "max_model_len", "limit"),
+    [
+        (6, None, 64, 33),
+        (6, None, 33, 33),
+        (6, None, 34, 33),
+        (6, None, 32, 32),
+        (6, 4, 64, 10),
+        (6, 4, 8, 8),
+        (20, 4, 20, 21),
+    ],
+)
+def test_the_last_token_needs_no_slot(
+    num_prompt_tokens: int, max_tokens: int | None, max_model_len: int, limit: int
+) -> None:
+    """In a pool of 32 slots."""
+    scheduler = make(num_blocks=8, max_model_len=max_model_len)
+    params = SamplingParams(max_tokens=max_tokens)
+    assert scheduler.token_limit(Request("a", [1] * num_prompt_tokens, params)) == limit
+
+
+def test_the_reserve_is_of_the_first_group_only() -> None:
+    """4 blocks suffice for the second group, and 5 of the first are not for everyone."""
+    scheduler = make(num_blocks=13, reserved_blocks=5, window_groups=[GroupLimits(8, 0, None)])
+    assert scheduler.token_limit(Request("a", [1] * 8, SamplingParams(max_tokens=25))) == 33
+
+
+def test_a_group_with_a_window_needs_no_more_than_the_window() -> None:
+    scheduler = make(num_blocks=8, window_groups=[GroupLimits(4, 0, 5)], max_num_batched_tokens=8)
+    add(scheduler, "a", 20)
+    assert scheduled(scheduler) == {"a": 8}
+
+
+def test_no_more_is_saved_than_is_handed_out() -> None:
+    scheduler = make(num_blocks=8, num_host_blocks=8)
+    add(scheduler, "a", 32, max_tokens=1)
+    step(scheduler)
+    add(scheduler, "b", 8, max_tokens=1)
+    output, _ = step(scheduler)
+    assert len(output.block_ops[0].swap_out) == 2
+
+
+def test_who_waits_before_the_first_step_waits_for_it() -> None:
+    scheduler = make()
+    add(scheduler, "a", 4)
+    assert scheduler.snapshot().waiting_by_reason == {"budget": 1}

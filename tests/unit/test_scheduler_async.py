@@ -153,3 +153,11 @@ def test_what_both_steps_were_to_say_is_said_again() -> None:
     take(scheduler, first, TOKEN, TOKEN, TOKEN)
     assert scheduler.abort_all() == ["c"]
     assert plan(scheduler).finished_req_ids == ["a", "b", "c"]
+
+
+def test_one_whose_last_token_is_under_way_does_not_stop_those_behind_it() -> None:
+    scheduler = make()
+    for name, max_tokens in (("a", 1), ("b", 9), ("c", 1), ("d", 1), ("e", 9)):
+        add(scheduler, name, 4, max_tokens=max_tokens)
+    plan(scheduler)
+    assert plan(scheduler).num_scheduled_tokens == {"b": 1, "e": 1}

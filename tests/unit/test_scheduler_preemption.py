@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 
+from isthmus.outputs import FinishReason
 from isthmus.scheduler.costs import PreemptionCosts
 from isthmus.scheduler.output import BlockOps, ModelRunnerOutput
 from isthmus.scheduler.request import RequestStatus
-from isthmus.scheduler.scheduler import Scheduler, Step
-from unit.scheduler_steps import TOKEN, Clock, add, ids, make, run_to_the_end, scheduled, step
+from isthmus.scheduler.scheduler import Scheduler
+from isthmus.scheduler.step import Step
+from unit.scheduler_steps import TOKEN, Clock, Recorder, add, ids, make, run_to_the_end, scheduled, step
 
 
 def result_of(num_requests: int) -> ModelRunnerOutput:
@@ -72,7 +75,7 @@ def test_a_long_one_comes_back_in_parts_and_takes_a_slot() -> None:
     )
     add(scheduler, "a", 20)
     step(scheduler)
-    scheduler._preempt(scheduler.running[0], Step(0, 0.0), None)
+    scheduler.preempter.preempt(scheduler.running[0], Step(0, 0.0), None)
     scheduler.schedule()
     add(scheduler, "b", 20)
     assert ids(scheduler.swapped) == []
@@ -93,7 +96,7 @@ def test_what_comes_back_stays_within_the_steps_budget() -> None:
     add(scheduler, "a", 20)
     step(scheduler)
     add(scheduler, "b", 3)
-    scheduler._preempt(scheduler.running[0], Step(0, 0.0), None)
+    scheduler.preempter.preempt(scheduler.running[0], Step(0, 0.0), None)
     output = scheduler.schedule()
     assert output.num_scheduled_tokens == {"a": 8}
     assert scheduler.snapshot().waiting_by_reason == {"budget": 1}
@@ -105,8 +108,8 @@ def test_as_many_come_back_as_there_are_seats() -> None:
         add(scheduler, name, 4)
     step(scheduler)
     for request in tuple(scheduler.running):
-        scheduler._preempt(request, Step(0, 0.0), None)
-    scheduler.max_num_seqs = 1
+        scheduler.preempter.preempt(request, Step(0, 0.0), None)
+    scheduler.room.max_num_seqs = 1
     assert scheduler.schedule().num_scheduled_tokens == {"a": 1}
     assert ids(scheduler.swapped) == ["b"]
 
@@ -116,7 +119,7 @@ def test_who_comes_back_leaves_the_reserve_alone() -> None:
     add(scheduler, "system", 4, is_system=True)
     add(scheduler, "a", 13)
     step(scheduler)
-    scheduler._preempt(scheduler.running[1], Step(0, 0.0), None)
+    scheduler.preempter.preempt(scheduler.running[1], Step(0, 0.0), None)
     scheduler.kv.pool.take(2)
     assert scheduler.schedule().num_scheduled_tokens == {"system": 1}
     assert ids(scheduler.swapped) == ["a"]
@@ -144,7 +147,7 @@ def test_decodes_that_come_back_are_no_prefill() -> None:
         add(scheduler, name, 4)
     step(scheduler)
     for request in tuple(scheduler.running):
-        scheduler._preempt(request, Step(0, 0.0), None)
+        scheduler.preempter.preempt(request, Step(0, 0.0), None)
     scheduler.schedule()
     assert (scheduler.stats.num_prefill_tokens, scheduler.stats.num_decode_tokens) == (8, 2)
 
@@ -370,3 +373,95 @@ def test_the_warning_names_both_modes(caplog: pytest.LogCaptureFixture) -> None:
             two_that_collide(scheduler)
             run_to_the_end(scheduler)
     assert caplog.messages[0].startswith("50 preemptions so far (0 recompute, 50 swap; 0 tokens to compute again); ")
+
+
+# Who comes back, at the edges of a step
+
+
+def swapped_out(names: tuple[str, ...], num_prompt_tokens: int = 4, **config: Any) -> Scheduler:
+    """Requests that ran for a step, and are swapped now."""
+    scheduler = make(num_blocks=24, num_host_blocks=24, caching=False, preemption_mode="swap", **config)
+    for name in names:
+        add(scheduler, name, num_prompt_tokens)
+    for _ in names:
+        step(scheduler)
+    for request in tuple(scheduler.running):
+        scheduler.preempter.preempt(request, Step(0, 0.0), None)
+    assert ids(scheduler.swapped) == list(names)
+    return scheduler
+
+
+def test_nobody_comes_back_when_the_budget_is_used_up() -> None:
+    scheduler = swapped_out(("a", "b"), 20, max_num_batched_tokens=8, long_prefill_token_threshold=4)
+    scheduler.max_num_batched_tokens = 4
+    assert scheduler.schedule().num_scheduled_tokens == {"a": 4}
+    assert ids(scheduler.swapped) == ["b"]
+
+
+def test_the_last_token_of_the_budget_brings_one_back() -> None:
+    scheduler = swapped_out(("a", "b"), max_num_batched_tokens=4)
+    scheduler.max_num_batched_tokens = 2
+    assert scheduler.schedule().num_scheduled_tokens == {"a": 1, "b": 1}
+
+
+def test_the_budget_bounds_the_part_with_which_one_comes_back() -> None:
+    scheduler = swapped_out(("a", "b"), 20, max_num_batched_tokens=8, long_prefill_token_threshold=5)
+    assert scheduler.schedule().num_scheduled_tokens == {"a": 5, "b": 3}
+
+
+@pytest.mark.parametrize(("num_free", "comes_back"), [(7, True), (6, False)])
+def test_who_comes_back_beside_others_leaves_the_watermark_free(num_free: int, comes_back: bool) -> None:
+    """It needs four blocks, and three are to stay free."""
+    scheduler = make(num_blocks=24, num_host_blocks=8, caching=False, preemption_mode="swap", watermark=0.125)
+    for name, num_prompt_tokens in (("a", 12), ("b", 3)):
+        add(scheduler, name, num_prompt_tokens)
+    step(scheduler)
+    scheduler.preempter.preempt(scheduler.running[0], Step(0, 0.0), None)
+    scheduler.kv.pool.take(scheduler.kv.pool.num_free - num_free)
+    assert ("a" in scheduler.schedule().num_scheduled_tokens) is comes_back
+
+
+def test_one_that_is_swapped_and_stuck_fails_before_those_that_wait() -> None:
+    scheduler = swapped_out(("a", "b"), 12)
+    add(scheduler, "c", 4)
+    scheduler.kv.pool.take(scheduler.kv.pool.num_free)
+    output = scheduler.schedule()
+    (delta,) = scheduler.update_from_output(output, ModelRunnerOutput([]))
+    assert (delta.request_id, delta.new_token_ids) == ("a", [])
+
+
+@pytest.mark.parametrize("num_steps", [4, 5])
+def test_the_watermark_falls_slowly_and_comes_to_an_end(num_steps: int) -> None:
+    """Two blocks for a preemption: more than one is left while at least half of the extra share is."""
+    scheduler = make(num_blocks=20, storm_damping=0.1, storm_damping_steps=num_steps)
+    scheduler.watermark.preempted()
+    for _ in range(num_steps):
+        assert scheduler.watermark.num_blocks >= 1
+        scheduler.watermark.step()
+    later = []
+    for _ in range(5 * num_steps):
+        scheduler.watermark.step()
+        later.append(scheduler.watermark.num_blocks)
+    assert later == sorted(later, reverse=True)
+    assert later[-1] == 0
+
+
+def test_artificial_preemption_takes_the_same_every_time() -> None:
+    def victims() -> list[list[str]]:
+        scheduler = make(artificial_preemption_rate=0.5, num_blocks=64)
+        for name in ("a", "b", "c"):
+            add(scheduler, name, 4, max_tokens=40)
+        return [step(scheduler)[0].preempted_req_ids for _ in range(40)]
+
+    first = victims()
+    assert first == victims()
+    assert 10 < sum(map(len, first)) < 30
+
+
+def test_a_recorder_hears_why_a_stuck_one_ended() -> None:
+    recorder = Recorder()
+    scheduler = make(num_blocks=4, recorder=recorder)
+    request = add(scheduler, "a", 4)
+    scheduler.kv.pool.take(4)
+    scheduler.schedule()
+    assert recorder.of("ended") == [(request, FinishReason.ERROR)]

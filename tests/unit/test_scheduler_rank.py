@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from isthmus.scheduler.output import ModelRunnerOutput
-from unit.scheduler_steps import TOKEN, Clock, add, ids, make, scheduled, step
+from isthmus.scheduler.scheduler import Scheduler
+from unit.scheduler_steps import TOKEN, Clock, Recorder, add, ids, make, scheduled, step
 
 
 def test_nobody_goes_for_a_head_that_is_held_back() -> None:
@@ -83,3 +84,94 @@ def test_a_system_request_gives_way_to_no_other() -> None:
     add(scheduler, "system", 12, max_tokens=4, is_system=True)
     preempted = [name for _ in range(4) for name in step(scheduler)[0].preempted_req_ids]
     assert preempted == ["b"]
+
+
+def test_a_stronger_request_takes_the_slot_of_a_weaker_too() -> None:
+    recorder = Recorder()
+    scheduler = make(
+        policy="priority", max_num_batched_tokens=8, max_num_partial_prefills=1, max_num_seqs=1, recorder=recorder
+    )
+    add(scheduler, "weak", 20, priority=5)
+    step(scheduler)
+    assert scheduler.gate.num_partial == 1
+    add(scheduler, "strong", 20)
+    output, _ = step(scheduler)
+    assert output.preempted_req_ids == ["weak"]
+    assert output.num_scheduled_tokens == {"strong": 8}
+    ((victim, beneficiary, num_blocks, num_tokens),) = recorder.of("preempted")
+    assert (victim.request_id, beneficiary.request_id, num_blocks, num_tokens) == ("weak", "strong", 2, 8)
+
+
+def in_parts_beside_a_weak_one(num_blocks: int = 64) -> Scheduler:
+    """All seats and the only slot are taken; "weak" may be driven out by a head that needs no slot, "equal" may not."""
+    scheduler = make(
+        policy="priority",
+        num_blocks=num_blocks,
+        max_num_batched_tokens=16,
+        long_prefill_token_threshold=8,
+        max_num_partial_prefills=1,
+        max_num_seqs=2,
+    )
+    add(scheduler, "cached", [5] * 21, max_tokens=1)
+    while scheduler.has_unfinished:
+        step(scheduler)
+    add(scheduler, "weak", 4, priority=5, max_tokens=40)
+    step(scheduler)
+    add(scheduler, "equal", 40, max_tokens=4)
+    step(scheduler)
+    assert scheduler.gate.num_partial == 1
+    return scheduler
+
+
+def test_a_prompt_of_just_one_part_needs_no_slot() -> None:
+    scheduler = in_parts_beside_a_weak_one()
+    add(scheduler, "strong", 8)
+    assert step(scheduler)[0].preempted_req_ids == ["weak"]
+
+
+def test_only_what_is_not_cached_counts_for_a_slot() -> None:
+    scheduler = in_parts_beside_a_weak_one()
+    add(scheduler, "strong", [5] * 24)
+    output, _ = step(scheduler)
+    assert output.preempted_req_ids == ["weak"]
+    assert scheduler.requests["strong"].num_cached_tokens == 20
+
+
+def test_a_system_request_is_not_driven_out_by_others() -> None:
+    """Its blocks would go back to the reserve."""
+    scheduler = make(policy="priority", num_blocks=11, reserved_blocks=4, caching=False)
+    add(scheduler, "weak", 15, priority=5)
+    step(scheduler)
+    add(scheduler, "system", 15, priority=9, is_system=True)
+    step(scheduler)
+    add(scheduler, "strong", 15)
+    output, _ = step(scheduler)
+    assert output.preempted_req_ids == ["weak"]
+    assert ids(scheduler.running) == ["system", "strong"]
+
+
+def test_a_system_request_is_not_counted_as_room_for_others() -> None:
+    scheduler = make(policy="priority", num_blocks=11, reserved_blocks=4, caching=False)
+    add(scheduler, "equal", 15)
+    step(scheduler)
+    add(scheduler, "system", 15, priority=9, is_system=True)
+    step(scheduler)
+    add(scheduler, "strong", 15)
+    assert step(scheduler)[0].preempted_req_ids == []
+    assert ids(scheduler.waiting) == ["strong"]
+
+
+def test_a_system_request_may_be_the_victim_where_nothing_is_reserved() -> None:
+    scheduler = make(num_blocks=5, caching=False)
+    add(scheduler, "a", 8)
+    add(scheduler, "system", 8, is_system=True)
+    step(scheduler)
+    assert step(scheduler)[0].preempted_req_ids == ["system"]
+
+
+def test_a_system_request_may_drive_out_another() -> None:
+    scheduler = make(num_blocks=5, reserved_blocks=2, caching=False)
+    for name in ("system1", "system2"):
+        add(scheduler, name, 8, is_system=True)
+    step(scheduler)
+    assert step(scheduler)[0].preempted_req_ids == ["system2"]

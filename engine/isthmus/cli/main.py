@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from isthmus import __version__
-from isthmus.cli import bench, chat, config, explain, generate, platforms, pull
+from isthmus.cli import bench, chat, config, explain, generate, kernels, platforms, pull
 from isthmus.cli.console import PROGRAM, log_to_stderr, print_error, quiet_libraries
 from isthmus.cli.parser import CommandParser
 from isthmus.errors import EngineDeadError, IsthmusError, PluginError
@@ -31,6 +31,7 @@ COMMANDS: tuple[tuple[str, AddCommand], ...] = (
     ("pull", pull.add_parser),
     ("bench", bench.add_parser),
     ("explain", explain.add_parser),
+    ("kernels", kernels.add_parser),
 )
 FAILED, WRONG, INTERRUPTED = 1, 2, 130
 

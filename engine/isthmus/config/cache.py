@@ -9,6 +9,8 @@ from isthmus.config.field import AUTO, Spec
 from isthmus.config.model import DTYPES
 from isthmus.config.section import Section
 
+CACHE_DTYPES = (*DTYPES, "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig(Section):
@@ -56,7 +58,11 @@ class CacheConfig(Section):
         ),
     ] = AUTO
     kv_cache_dtype: Annotated[
-        str, Spec(choices=DTYPES, help="Type of cached keys and values; auto is model.dtype.")
+        str,
+        Spec(
+            choices=CACHE_DTYPES,
+            help="Type of cached keys and values, of those that the platform has; auto is model.dtype.",
+        ),
     ] = AUTO
     enable_prefix_caching: Annotated[
         bool, Spec(help="Whether requests reuse the KV blocks of a prefix that was computed before.")

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from isthmus.config.cache import CACHE_DTYPES
 from isthmus.config.engine import EngineConfig, all_settings, flatten, pair_problems, unknown_name
 from isthmus.config.field import AUTO, show, to_text
 from isthmus.config.load import DUMMY
@@ -45,10 +46,16 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlatformFacts:
-    """What the selected platform says: its compute dtypes, the preferred one first, and its `config_defaults`."""
+    """What the selected platform says: its compute dtypes, the preferred one first, those that a KV cache may have
+    besides, and its `config_defaults`.
+
+    device: the device that has these dtypes, "Tesla T4 (sm_75)".
+    """
 
     name: str
+    device: str
     dtypes: tuple[str, ...]
+    cache_dtypes: tuple[str, ...] = ()
     proposals: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -122,6 +129,10 @@ def _check_platform(platform: PlatformFacts) -> None:
     unknown = [dtype for dtype in platform.dtypes if dtype not in DTYPES]
     if unknown:
         raise PluginError(f"platform {platform.name!r} lists dtype {unknown[0]!r}; the dtypes are {', '.join(DTYPES)}")
+    unknown = [dtype for dtype in platform.cache_dtypes if dtype not in CACHE_DTYPES]
+    if unknown:
+        known = ", ".join(CACHE_DTYPES)
+        raise PluginError(f"platform {platform.name!r} lists cache dtype {unknown[0]!r}; those of a cache are {known}")
     found = (_proposal_problem(path, value) for path, value in platform.proposals.items())
     problems = [f"platform {platform.name!r} proposes {problem}" for problem in found if problem is not None]
     if problems:
@@ -184,7 +195,8 @@ def _dtype(model: ModelFacts, platform: PlatformFacts) -> _Fill:
     return _Fill(
         preferred,
         "platform",
-        f"the checkpoint is {model.dtype}, which platform {platform.name} does not compute in; it prefers {preferred}",
+        f"the checkpoint is {model.dtype}, which platform {platform.name} does not compute in on {platform.device}; "
+        f"it prefers {preferred}",
     )
 
 
@@ -212,10 +224,12 @@ def _adapted(explicit: Mapping[str, object], fills: Mapping[str, _Fill]) -> dict
 
 def _explicit_problems(explicit: Mapping[str, Any], model: ModelFacts, platform: PlatformFacts) -> list[str]:
     problems = []
-    for path in ("model.dtype", "cache.kv_cache_dtype"):
-        if explicit[path] is not AUTO and explicit[path] not in platform.dtypes:
-            has = ", ".join(platform.dtypes)
-            problems.append((path, f"platform {platform.name} has {has}; use one of them or auto"))
+    choices = {"model.dtype": platform.dtypes, "cache.kv_cache_dtype": (*platform.dtypes, *platform.cache_dtypes)}
+    for path, dtypes in choices.items():
+        if explicit[path] is not AUTO and explicit[path] not in dtypes:
+            has = ", ".join(dtypes)
+            where = f"platform {platform.name} has {has} on {platform.device}"
+            problems.append((path, f"{where}; use one of them or auto"))
     longest = explicit["model.max_model_len"]
     if longest is not AUTO and longest > model.max_position_embeddings:
         limit = model.max_position_embeddings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -37,6 +37,8 @@ class Variant:
         )
 
 
+SOFT_CAP = 1.5
+"""In the middle of the scores, and not 1, so that a factor that is left out shows."""
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {
         "base": Variant(),
@@ -58,8 +60,8 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
         "window24": Variant(sliding_window=24),
         "window32": Variant(sliding_window=32),
         "window1000": Variant(sliding_window=1000),
-        "softcap": Variant(soft_cap=1.0),
-        "window20-softcap": Variant(sliding_window=20, soft_cap=1.0),
+        "softcap": Variant(soft_cap=SOFT_CAP),
+        "window20-softcap": Variant(sliding_window=20, soft_cap=SOFT_CAP),
         "scale": Variant(scale=0.3),
         "block32-dim80-window40": Variant(num_heads=6, head_dim=80, block_size=32, sliding_window=40),
         "llama": Variant(num_heads=32, num_kv_heads=8, head_dim=128),
@@ -256,6 +258,8 @@ LARGE: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """Variant -> what it goes through for faults that show in size alone."""
 THIN_VARIANTS = ("base", "window24", "window20-softcap", "smollm2")
 """All that a second half precision is asked: it runs the code of the first with other rounding."""
+THIN_PAIRS = frozenset({("window1000", "long"), ("gemma3", "padded-decode"), ("gemma3", "padded-mixed")})
+"""(variant, scenario) beside the base's that `thinned` keeps: other sequences are shorter than this window; windows."""
 
 Case = tuple[str, torch.dtype, str]
 """(variant, dtype, scenario)"""
@@ -285,6 +289,29 @@ def block_cases(dtypes: Sequence[torch.dtype]) -> Iterator[tuple[str, torch.dtyp
     """(variant, dtype): sizes of a block, none with a window, so that one query reads all of its blocks."""
     for variant in ("base", "mqa", "smollm2", "dim80", "dim256", "block8", "block128"):
         yield from ((variant, dtype) for dtype in dtypes)
+
+
+def thinned(cases: Iterable[Case], preferred: torch.dtype, *, by_name_only: bool = False) -> Iterator[Case]:
+    """Each variant, dtype and scenario of `cases` at least once, for platforms on which all of them take too long.
+
+    In the preferred dtype, for which kernels are tuned: every variant in the two scenarios that between them have
+    prompts, chunks and decodes, in one batch and apart, and everything else that is asked of the base variant. In the
+    other dtypes, what a second half precision is asked, in one scenario.
+
+    by_name_only: of a backend that the platform itself never chooses, which may be the setting of another one: the
+    preferred dtype only, every variant in one scenario, and the base variant in all.
+    """
+    for variant, dtype, scenario in cases:
+        if by_name_only:
+            kept = dtype == preferred and (variant == "base" or scenario == "mixed")
+        elif dtype != preferred:
+            kept = variant in THIN_VARIANTS and scenario == "mixed"
+        elif variant == "base":
+            kept = True
+        else:
+            kept = scenario in ("decode", "mixed") or (variant, scenario) in THIN_PAIRS
+        if kept:
+            yield variant, dtype, scenario
 
 
 def _variants(dtypes: Sequence[torch.dtype]) -> Iterator[tuple[str, torch.dtype]]:

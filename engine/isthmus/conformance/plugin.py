@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import platform as host
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from isthmus.conformance.areas import AREA_NAMES, AREAS
 from isthmus.conformance.faults import describe
 from isthmus.conformance.report import (
     FAILED,
+    INTERPRETER,
     RUNNING_SUFFIX,
     SKIPPED,
     Case,
@@ -201,6 +203,7 @@ class Kit:
                 "isthmus": __version__,
                 "torch": metadata.version("torch"),
                 "python": host.python_version(),
+                **kernel_compilers(),
             },
             machine=f"{host.system()} {host.machine()}",
             attention=self.attention,
@@ -208,6 +211,13 @@ class Kit:
 
 
 KIT = pytest.StashKey[Kit]()
+COMPILERS = ("triton",)
+"""Packages that compile or interpret kernels, on whose versions results depend as they do on torch's."""
+
+
+def kernel_compilers() -> dict[str, str]:
+    """Name -> version of those that are installed."""
+    return {name: metadata.version(name) for name in COMPILERS if importlib.util.find_spec(name) is not None}
 
 
 class Table:
@@ -303,3 +313,10 @@ def target_of(config: pytest.Config) -> Target:
     found = config.stash[KIT].target
     assert found is not None
     return found
+
+
+def is_thin(config: pytest.Config) -> bool:
+    """Whether the kernels are interpreted, which is some thousand times slower: then the larger matrices ask each
+    feature, dtype and edge once, not each with every other. For `pytest_generate_tests`.
+    """
+    return bool(config.getoption("--isthmus-execution") == INTERPRETER)

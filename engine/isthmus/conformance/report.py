@@ -15,7 +15,8 @@ SCHEMA = 1
 RUNNING_SUFFIX = ".running"
 """Beside the report while the kit runs: a file with the id of the case at hand."""
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
-EXECUTIONS = ("hardware", "interpreter", "aot", "host", "stand-in")
+INTERPRETER = "interpreter"
+EXECUTIONS = ("hardware", INTERPRETER, "aot", "host", "stand-in")
 """What may have run the kernels: the device, or what stood in for it."""
 
 

@@ -34,13 +34,15 @@ class Skip:
 class StoredReport:
     """What `Report.to_json` wrote.
 
-    name: the file's, without suffix.  device: the fields of `DeviceInfo`; None if it did not start.
-    attention: the backend that models were told to run on; None = the platform's own choice.
-    date: ISO 8601.  counts: area -> outcome -> number of cases.  failures: ids.  properties: area -> measured facts.
+    name: the file's, without suffix.  plugin: the entry point that brings the platform.  device: the fields of
+    `DeviceInfo`; None if it did not start.  attention: the backend that models were told to run on; None = the
+    platform's own choice.  date: ISO 8601.  counts: area -> outcome -> number of cases.  failures: ids.
+    properties: area -> measured facts.
     """
 
     name: str
     platform: str
+    plugin: str
     execution: str
     level: Level
     device: Mapping[str, Any] | None
@@ -77,6 +79,7 @@ def _parsed(name: str, data: Any) -> StoredReport:
     report = StoredReport(
         name=name,
         platform=_typed("subject.platform", subject["platform"], str),
+        plugin=_typed("subject.plugin", subject["plugin"], str),
         execution=_one_of("subject.execution", subject["execution"], EXECUTIONS),
         level=_level(fields["level"]),
         device=None if device is None else _typed("subject.device", device, dict),

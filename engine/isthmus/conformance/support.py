@@ -72,8 +72,8 @@ def day(report: StoredReport) -> str:
 
 
 def page(reports: Iterable[StoredReport], limits: Mapping[str, str]) -> str:
-    """The page as Markdown. limits: platform -> link to where its known limits are described."""
-    platforms = by_platform(reports)
+    """The page as Markdown. limits: plugin -> link to where its known limits are described."""
+    platforms = by_plugin(reports)
     stand_ins = {name: some for name, some in platforms.items() if all(r.execution == STAND_IN for r in some)}
     hardware = {name: some for name, some in platforms.items() if name not in stand_ins}
     parts = [HEADER, _summary("platform", hardware)]
@@ -85,11 +85,13 @@ def page(reports: Iterable[StoredReport], limits: Mapping[str, str]) -> str:
     return "\n".join(parts)
 
 
-def by_platform(reports: Iterable[StoredReport]) -> dict[str, list[StoredReport]]:
-    """Platform -> its reports, the hardware's first."""
+def by_plugin(reports: Iterable[StoredReport]) -> dict[str, list[StoredReport]]:
+    """Plugin -> the reports of its platforms, the hardware's first: a host that runs the kernels of a device is a
+    platform of its own, and its reports are about that device.
+    """
     found: dict[str, list[StoredReport]] = {}
-    for report in sorted(reports, key=lambda r: (r.platform, EXECUTIONS.index(r.execution), r.name)):
-        found.setdefault(report.platform, []).append(report)
+    for report in sorted(reports, key=lambda r: (r.plugin, EXECUTIONS.index(r.execution), r.name)):
+        found.setdefault(report.plugin, []).append(report)
     return found
 
 

@@ -20,12 +20,14 @@ from isthmus.conformance.attention_cases import (
     padded_cases,
     replay_cases,
     textbook_cases,
+    thinned,
     tolerance,
 )
 from isthmus.conformance.attention_harness import PagedCache, Play, Row, skip_unsupported
 from isthmus.conformance.compare import assert_close, assert_equal, name_of
-from isthmus.conformance.plugin import target_of
+from isthmus.conformance.plugin import is_thin, target_of
 from isthmus.conformance.target import Target
+from isthmus.ops.registry import NATIVE
 from isthmus.platforms import AttentionBackend, AttentionSpec, BatchShape, GraphSupport
 
 MATRICES: Mapping[str, Callable[[Sequence[torch.dtype]], Iterator[Case]]] = MappingProxyType(
@@ -40,6 +42,7 @@ MATRICES: Mapping[str, Callable[[Sequence[torch.dtype]], Iterator[Case]]] = Mapp
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     target = target_of(metafunc.config)
+    asked = tuple(MATRICES[metafunc.function.__name__](target.dtypes))
     parameters = [
         pytest.param(
             backend,
@@ -48,9 +51,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             id=f"{name}-{name_of(dtype)}-{variant}-{scenario}",
         )
         for name, backend in target.attention_backends.items()
-        for variant, dtype, scenario in MATRICES[metafunc.function.__name__](target.dtypes)
+        for variant, dtype, scenario in (kept_of(name, asked, target) if is_thin(metafunc.config) else asked)
     ]
     metafunc.parametrize(("backend", "spec", "scenario"), parameters)
+
+
+def kept_of(backend: str, cases: Sequence[Case], target: Target) -> Iterator[Case]:
+    """What is asked of a backend where all of it takes too long."""
+    chosen = backend == NATIVE or backend in target.platform.kernel_priority().get("attention", ())
+    return thinned(cases, target.dtypes[0], by_name_only=not chosen)
 
 
 @pytest.fixture(scope="session")

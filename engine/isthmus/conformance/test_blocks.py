@@ -14,7 +14,7 @@ import torch
 from isthmus.conformance.attention_cases import VARIANTS, block_cases, tolerance
 from isthmus.conformance.attention_harness import PagedCache, Row, skip_unsupported
 from isthmus.conformance.compare import assert_close, assert_equal, name_of
-from isthmus.conformance.plugin import target_of
+from isthmus.conformance.plugin import is_thin, target_of
 from isthmus.conformance.target import Target
 from isthmus.platforms import AttentionBackend, AttentionSpec, KVCacheLayout
 from isthmus.platforms.attention import KVCache
@@ -37,10 +37,15 @@ ON_HOST: Table = (6, 0, 3)
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     target = target_of(metafunc.config)
+    cases = [
+        (variant, dtype)
+        for variant, dtype in block_cases(target.dtypes)
+        if not is_thin(metafunc.config) or dtype == target.dtypes[0] or variant == "base"
+    ]
     parameters = [
         pytest.param(backend, VARIANTS[variant].spec(dtype), id=f"{name}-{name_of(dtype)}-{variant}")
         for name, backend in target.attention_backends.items()
-        for variant, dtype in block_cases(target.dtypes)
+        for variant, dtype in cases
     ]
     metafunc.parametrize(("backend", "spec"), parameters)
 

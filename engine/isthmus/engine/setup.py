@@ -65,7 +65,13 @@ def prepare(config: EngineConfig, plugins: PluginManager | None = None) -> Engin
             num_layers=spec.num_layers,
             checkpoint_format=checkpoint.format,
         ),
-        PlatformFacts(name=selection.name, dtypes=info.dtypes, proposals=_proposals(selection.platform, config)),
+        PlatformFacts(
+            name=selection.name,
+            device=f"{info.name} ({info.arch})",
+            dtypes=info.dtypes,
+            cache_dtypes=info.cache_dtypes,
+            proposals=_proposals(selection.platform, config),
+        ),
     )
     spec = replace(spec, max_model_len=resolved.config.model.max_model_len)
     return EngineSetup(resolved, selection, plugins, checkpoint, spec)

@@ -12,7 +12,9 @@ from isthmus.ops.registry import BoundOps
 from isthmus.platforms import (
     AttentionBackend,
     AttentionSpec,
+    BatchShape,
     Communicator,
+    GraphSupport,
     LinearBackend,
     LinearSpec,
     SingleCommunicator,
@@ -65,11 +67,14 @@ class ModelEnv:
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
-    """Every tensor of a step that is not an activation.
+    """Every tensor of a step that is not an activation, and what a graph policy has to know of it.
 
     kv_caches: per layer, the tensors of the backend's layout.  metadata: per attention group, what its
-    `build_metadata` returned.
+    `build_metadata` returned.  shape: of the step, padding included.  graph_support: the least of the attention
+    backends.
     """
 
     kv_caches: tuple[tuple[torch.Tensor, ...], ...]
     metadata: tuple[Any, ...]
+    shape: BatchShape
+    graph_support: GraphSupport

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from isthmus.scheduler.admission import Refusal
     from isthmus.scheduler.output import NewRequestData
     from isthmus.scheduler.request import Request
-    from isthmus.scheduler.scheduler import Scheduler, Step
+    from isthmus.scheduler.scheduler import Scheduler
+    from isthmus.scheduler.step import Step
 
 FORMAT_VERSION = 1
 SAMPLE_STEPS = 64

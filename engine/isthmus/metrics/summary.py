@@ -59,6 +59,7 @@ def _overview(recording: Recording, spans: Mapping[str, Sequence[Span]]) -> list
         ("KV cache", f"{percent(sum(used), len(used))} in use on average, {percent(max(used, default=0), 1)} at most"),
         ("queue time", _queue_times(spans)),
         ("prefix cache", _prefix_cache(recording)),
+        *([("cache losses", _cache_losses(recording))] if recording.header["enable_prefix_caching"] else []),
     ]
     return [f"{name:<13} {text}" for name, text in rows]
 
@@ -97,6 +98,20 @@ def _prefix_cache(recording: Recording) -> str:
     hits = last["prefix_cache_hits"] - first["prefix_cache_hits"]
     on_host = last["host_prefix_hits"] - first["host_prefix_hits"]
     return f"hit rate {percent(hits, queries)}: {hits:,} of {queries:,} tokens, {on_host:,} from the host"
+
+
+def _cache_losses(recording: Recording) -> str:
+    """Cached blocks that were handed out to somebody else."""
+    first, last = (recording.samples[index]["stats"] for index in (0, -1))
+    lost = last["num_lost_blocks"] - first["num_lost_blocks"]
+    if not lost:
+        return "none"
+    unused = last["num_unused_lost_blocks"] - first["num_unused_lost_blocks"]
+    lifetime_s, idle_s = (last[name] - first[name] for name in ("lost_block_lifetime_s", "lost_block_idle_s"))
+    return (
+        f"{counted(lost, 'block')}, {percent(unused, lost)} never found again; lived {seconds(lifetime_s / lost)} on "
+        f"average, the last {seconds(idle_s / lost)} unused"
+    )
 
 
 def _reasons(spans: Mapping[str, Sequence[Span]], waits: Waits) -> list[str]:

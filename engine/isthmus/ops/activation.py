@@ -11,6 +11,10 @@ import torch.nn.functional as F
 from isthmus.ops.registry import Op
 
 TOLERANCES = {torch.float32: (1e-5, 1e-6), torch.float16: (2e-3, 1e-3), torch.bfloat16: (1.6e-2, 1e-2)}
+GELU_TOLERANCES = {**TOLERANCES, torch.float32: (1e-5, 4e-6)}
+"""The native `1 + tanh` of a gate near -5 cancels to a multiple of 2^-24: times the gate and `up`, which is 13 among
+100,000 numbers of size 3, that is 2e-6.
+"""
 SHAPES = ((1, 64), (7, 18), (33, 1152), (0, 64))
 """[N, 2C]"""
 
@@ -34,4 +38,4 @@ def _inputs(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[Any, ...
 
 
 SILU_AND_MUL = Op("silu_and_mul", silu_and_mul, _inputs, TOLERANCES)
-GELU_AND_MUL = Op("gelu_and_mul", gelu_and_mul, _inputs, TOLERANCES)
+GELU_AND_MUL = Op("gelu_and_mul", gelu_and_mul, _inputs, GELU_TOLERANCES)

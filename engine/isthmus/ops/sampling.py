@@ -1,7 +1,8 @@
 """The `sample` op: one token a row, from counter-based randomness.
 
 A row's token is a function of its own logits, parameters and seed. Batch mates, row order and batch size never
-enter: every step is elementwise, exact (comparisons, integer sums), or a sequential sum along the row.
+enter, and neither do the device, the kernel, or the order of its sums: every step is a comparison, a sum of integers,
+or elementwise arithmetic that IEEE 754 rounds in one way.
 """
 
 from __future__ import annotations
@@ -16,8 +17,23 @@ from isthmus.ops.registry import Op
 GAMMA = 0x9E3779B97F4A7C15 - 2**64
 """Increment of SplitMix64 (2**64 divided by the golden ratio, made odd), as a signed 64-bit integer."""
 
-_MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
-_MIX_2 = 0x94D049BB133111EB - 2**64
+MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
+MIX_2 = 0x94D049BB133111EB - 2**64
+
+WEIGHT_BITS = 40
+"""A row's most likely token weighs 2**40, so that sums over 2**22 tokens fit into 63 bits. What is 2**40 times less
+likely is not drawn."""
+NEGATIVE_LOG2_E = -1.44269502162933349609375
+EXP2 = (
+    0.0013264726148918271,
+    0.0096715129911899567,
+    0.055507335811853409,
+    0.24022242426872253,
+    0.69314700365066528,
+)
+"""Coefficients of the 5th to the first power in 2**x, -0.5 <= x <= 0.5; the rest is 1. All are float32 numbers. Fitted
+by reweighted least squares; with roundings, the relative error is at most 2e-7."""
+MAX_HALVINGS = 62.0
 _NUCLEUS_GUESS = 256
 
 
@@ -27,8 +43,8 @@ def mix64(x: torch.Tensor) -> torch.Tensor:
     From Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators" (OOPSLA 2014), with the constants of
     David Stafford's variant 13. Multiplication wraps modulo 2**64, which two's complement makes sign-agnostic.
     """
-    x = (x ^ _shift_right(x, 30)) * _MIX_1
-    x = (x ^ _shift_right(x, 27)) * _MIX_2
+    x = (x ^ _shift_right(x, 30)) * MIX_1
+    x = (x ^ _shift_right(x, 27)) * MIX_2
     return x ^ _shift_right(x, 31)
 
 
@@ -58,25 +74,42 @@ def sample(
     # The row maximum goes first, so that even a tiny temperature cannot overflow: 0 / t is 0.
     scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperature.masked_fill(temperature == 0, 1.0)[:, None]
     if min_p is not None:
-        scaled = scaled.masked_fill(scaled < min_p.log()[:, None], -torch.inf)
+        scaled = scaled.masked_fill(scaled < log_of(min_p)[:, None], -torch.inf)
     if top_k is not None or top_p is not None:
         scaled = _keep_largest(scaled, _num_kept(scaled, top_k, top_p))
     return torch.where(temperature == 0, greedy, _draw(scaled, seeds))
 
 
+def log_of(min_p: torch.Tensor) -> torch.Tensor:
+    """The lowest logit that min_p [R] keeps, float32, where the row's largest is 0. Rounded once, on every device."""
+    return min_p.double().log().float()
+
+
 def _draw(scaled: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
     """Inverse-CDF sampling: the first id whose cumulative weight exceeds a uniform share of the total."""
-    cdf = _cumulative_weights(scaled)
-    # 52 bits: the share stays below 1 by more than a rounding step, so the target stays below the total.
+    cdf = _weights(scaled).cumsum(dim=-1)
+    total = cdf[:, -1:]
     uniform = _shift_right(mix64(seeds + GAMMA), 12).to(torch.float64) * 2.0**-52
-    target = uniform[:, None] * cdf[:, -1:]
+    # The product may be rounded up to the total, which no id exceeds.
+    target = torch.minimum((uniform[:, None] * total).long(), total - 1)
     token = torch.searchsorted(cdf, target, right=True).squeeze(1)
     return token.clamp_(max=scaled.shape[1] - 1)
 
 
-def _cumulative_weights(scaled: torch.Tensor) -> torch.Tensor:
-    """Running sums of exp(scaled), float64, as unnormalised probabilities need no reduction over the row."""
-    return scaled.exp().cumsum(dim=-1, dtype=torch.float64)
+def _weights(scaled: torch.Tensor) -> torch.Tensor:
+    """exp(scaled), as unnormalised probabilities need no reduction over the row, in units of 2**-WEIGHT_BITS, int64.
+
+    As 2**(x - n), with n an integer and x small. Every product and sum is rounded by itself: a fused one makes another
+    weight. scaled <= 0.
+    """
+    power = (scaled * NEGATIVE_LOG2_E).clamp_(max=MAX_HALVINGS)
+    halvings = (power + 0.5).floor_()
+    x = power.neg_().add_(halvings)
+    exp2 = x * EXP2[0]
+    for coefficient in EXP2[1:]:
+        exp2.add_(coefficient).mul_(x)
+    exp2.add_(1.0).mul_(2.0**WEIGHT_BITS)
+    return exp2.long() >> halvings.long()
 
 
 def _num_kept(scaled: torch.Tensor, top_k: torch.Tensor | None, top_p: torch.Tensor | None) -> torch.Tensor:
@@ -88,7 +121,7 @@ def _num_kept(scaled: torch.Tensor, top_k: torch.Tensor | None, top_p: torch.Ten
     if top_p is None:
         return kept
     rows = (top_p < 1).nonzero().squeeze(1)
-    total = _cumulative_weights(scaled[rows])[:, -1]
+    total = _weights(scaled[rows]).sum(dim=-1)
     return kept.index_copy(0, rows, _nucleus_size(scaled[rows], kept[rows], top_p[rows], total, _NUCLEUS_GUESS))
 
 
@@ -98,7 +131,7 @@ def _nucleus_size(
     """The fewest of the `kept` most likely tokens whose weights reach top_p of the weight of those kept.
 
     Most nuclei are small, so the `width` most likely tokens are sorted first, and the whole row only where those do
-    not settle it. Sums run over the sorted row from the front, so the width does not change the result.
+    not settle it. Sums are exact, so the width does not change the result.
     total [R]: weight of the whole row.
     """
     num_rows, vocab_size = scaled.shape
@@ -106,9 +139,9 @@ def _nucleus_size(
         return kept
     width = min(width, vocab_size)
     ordered = scaled.topk(width).values if width < vocab_size else scaled.sort(descending=True).values
-    running = _cumulative_weights(ordered)
+    running = _weights(ordered).cumsum(dim=-1)
     of_kept = torch.where(kept < vocab_size, running.gather(1, (kept.clamp(max=width) - 1)[:, None]).squeeze(1), total)
-    goal = of_kept * top_p
+    goal = (of_kept.double() * top_p.double()).ceil().long().clamp_(min=1)
     size = torch.searchsorted(running, goal[:, None]).squeeze(1) + 1
     if width == vocab_size:
         return size

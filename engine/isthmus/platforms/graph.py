@@ -10,7 +10,10 @@ from typing import Any
 import torch
 
 Forward = Callable[..., Any]
-"""`(input_ids [T], positions [T], ctx: ForwardContext) -> hidden [T, hidden_size]`"""
+"""`(input_ids [T], positions [T], ctx: ForwardContext) -> hidden [T, hidden_size]`
+
+`ctx.shape` is the BatchShape that `pad` gave; `ctx.graph_support` the least of the attention backends' `GraphSupport`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +34,16 @@ class GraphBackend(ABC):
 
     @abstractmethod
     def wrap(self, forward: Forward) -> Forward:
-        """A callable with the same signature: eager, capture and replay keyed by BatchShape, compiled, ..."""
+        """A callable with the same signature: eager, capture and replay keyed by BatchShape, compiled, ...
+
+        What it gives may be overwritten by the next step.
+        """
 
     def warmup_shapes(self) -> Sequence[BatchShape]:
-        """Shapes to run at start, largest first. Default: none."""
+        """Shapes to run at start, largest first; `pad` leaves each as it is. Default: none.
+
+        The first two are also run before the KV cache is sized, on another one: what they take stays out of it.
+        """
         return ()
 
 

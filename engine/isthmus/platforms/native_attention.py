@@ -83,6 +83,8 @@ class NativeAttentionBackend(AttentionBackend):
             return "native has no MLA"
         if spec.sinks:
             return "native has no attention sinks"
+        if spec.kv_cache_dtype.itemsize == 1:
+            return f"native has caches of compute dtypes, not of {spec.kv_cache_dtype}"
         return None
 
     def kv_cache_layout(self, num_blocks: int) -> KVCacheLayout:

@@ -116,8 +116,7 @@ class PluginManager:
 
     def probe_all(self) -> list[ProbeReport]:
         """Ask every platform whether it can be used here, best first; plugins that failed to load come last."""
-        reports = sorted((_report(offer) for offer in self._offers.values()), key=lambda r: (-r.priority, r.name))
-        return reports + self._failure_reports()
+        return _best_first(map(_report, self._offers.values())) + self._failure_reports()
 
     def select(self, device: str | Auto = AUTO) -> Selection:
         """Choose and load a platform: by name, or with "auto" the one with the best positive priority.
@@ -129,11 +128,13 @@ class PluginManager:
         if device == AUTO:
             reports = self.probe_all()
             chosen = _best(reports)
+            if chosen is None:
+                raise NoPlatformError(f"no usable platform for device={device!r}:{_lines(reports)}")
         else:
             reports = [self._probe_named(device), *self._failure_reports()]
-            chosen = reports[0] if reports[0].priority != UNUSABLE else None
-        if chosen is None:
-            raise NoPlatformError(f"no usable platform for device={device!r}:{_lines(reports)}")
+            chosen = reports[0]
+            if chosen.priority == UNUSABLE:
+                raise NoPlatformError(self._why_not(chosen))
         return Selection(chosen.name, self._start(chosen), chosen, tuple(reports))
 
     def register_kernels(self, registry: KernelRegistry, platform: Platform) -> None:
@@ -234,6 +235,15 @@ class PluginManager:
         installed = ", ".join(self.platform_names) or "none"
         raise UnknownPlatformError(f"unknown platform {device!r}; installed: {installed}{_lines(failed)}")
 
+    def _why_not(self, report: ProbeReport) -> str:
+        """Of a platform that cannot be used here: the reason, and what can be used instead."""
+        others = _best_first(_report(offer) for name, offer in self._offers.items() if name != report.name)
+        usable = ", ".join(other.name for other in others if other.priority > UNUSABLE) or "none"
+        return (
+            f"device={report.name!r} cannot be used here: {report.reason}; put that right, or choose a device that can "
+            f"be used: {usable} (`isthmus platforms` lists them all, with reasons){_lines(self._failure_reports())}"
+        )
+
     def _start(self, report: ProbeReport) -> Platform:
         try:
             return self._offers[report.name].entry.load()
@@ -282,6 +292,10 @@ def auto_candidates(reports: Sequence[ProbeReport]) -> list[ProbeReport]:
     """The best usable platforms: one is what "auto" takes, several are a tie, none is none."""
     best = max((report.priority for report in reports), default=0)
     return [report for report in reports if report.priority == best] if best > 0 else []
+
+
+def _best_first(reports: Iterable[ProbeReport]) -> list[ProbeReport]:
+    return sorted(reports, key=lambda report: (-report.priority, report.name))
 
 
 def _best(reports: Sequence[ProbeReport]) -> ProbeReport | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -45,6 +46,35 @@ def visible_devices(variable: str, count: int, environ: Mapping[str, str] = os.e
             break
         visible.add(device)
     return min(len(visible), count)
+
+
+def visible_indices(value: str, ids: Sequence[str]) -> list[int]:
+    """Which devices a list such as CUDA_VISIBLE_DEVICES leaves, in its order, as indices into `ids`.
+
+    An entry is an ordinal, or an id or the beginning of one ("GPU-8932f937"). The first that names no device, or more
+    than one, ends the list; a device that is named twice empties it.
+    """
+    found: list[int] = []
+    for entry in value.split(","):
+        index = _index_of(entry.strip(), ids)
+        if index is None:
+            break
+        if index in found:
+            return []
+        found.append(index)
+    return found
+
+
+def _index_of(entry: str, ids: Sequence[str]) -> int | None:
+    if entry.isdecimal():
+        return int(entry) if int(entry) < len(ids) else None
+    matches = [index for index, name in enumerate(ids) if entry and name.startswith(entry)]
+    return matches[0] if len(matches) == 1 else None
+
+
+def listing(names: Sequence[str]) -> str:
+    """ "2 x A, 1 x B" of the names of devices."""
+    return ", ".join(f"{count} x {name}" for name, count in Counter(names).items())
 
 
 def _string_constants(source: str) -> dict[str, str]:

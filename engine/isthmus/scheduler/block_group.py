@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from isthmus.scheduler.block_lives import BlockLives
 from isthmus.scheduler.block_pool import NULL_BLOCK, BlockPool
 from isthmus.scheduler.output import NO_BLOCK_OPS, BlockOps
 
@@ -32,8 +33,9 @@ class BlockGroup:
         window: int | None = None,
         most_tokens: int = 1,
         saves_evicted: bool = True,
+        lives: BlockLives | None = None,
     ) -> None:
-        self.pool = BlockPool(num_blocks)
+        self.pool = BlockPool(num_blocks, lives)
         self.host_pool = BlockPool(num_host_blocks) if num_host_blocks else None
         self.block_size = block_size
         self.window = window

@@ -9,6 +9,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from isthmus.scheduler.block_lives import BlockLives
 
 NULL_BLOCK = 0
 
@@ -17,10 +21,10 @@ class BlockPool:
     """A free block keeps its hash until it is handed out again: the free list *is* the prefix cache.
 
     Invariants: a block is free exactly when its reference count is 0; `_by_hash[h] == b` exactly when
-    `_hash_of[b] == h`.
+    `_hash_of[b] == h`. `lives`: follows what becomes of the contents, if somebody wants to know.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, lives: BlockLives | None = None) -> None:
         if num_blocks < 1:
             raise ValueError(f"num_blocks={num_blocks}: a pool needs at least one usable block")
         self.num_blocks = num_blocks
@@ -28,6 +32,7 @@ class BlockPool:
         self._hash_of: list[bytes | None] = [None] * (num_blocks + 1)
         self._by_hash: dict[bytes, int] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks + 1))
+        self._lives = lives
 
     @property
     def num_free(self) -> int:
@@ -72,6 +77,8 @@ class BlockPool:
         if self._ref_counts[block_id] == 0:
             del self._free[block_id]
         self._ref_counts[block_id] += 1
+        if self._lives is not None and self._hash_of[block_id] is not None:
+            self._lives.found(block_id)
 
     def release(self, block_ids: Iterable[int]) -> None:
         """One reference less each. Freed blocks queue up in the order given: hashed ones at the end, to live longest;
@@ -86,12 +93,16 @@ class BlockPool:
                 self._free[block_id] = None
                 if self._hash_of[block_id] is None:
                     self._free.move_to_end(block_id, last=False)
+                elif self._lives is not None:
+                    self._lives.left(block_id)
 
     def publish(self, block_id: int, block_hash: bytes) -> None:
         """Make a full block findable. The first block with a content stays its representative."""
         if block_hash not in self._by_hash and self._hash_of[block_id] is None:
             self._hash_of[block_id] = block_hash
             self._by_hash[block_hash] = block_id
+            if self._lives is not None:
+                self._lives.filled(block_id)
 
     def find(self, block_hash: bytes) -> int | None:
         """The block with this content, free or in use."""
@@ -107,6 +118,8 @@ class BlockPool:
         if block_hash is not None:
             del self._by_hash[block_hash]
             self._hash_of[block_id] = None
+            if self._lives is not None:
+                self._lives.lost(block_id)
 
     def check_integrity(self, references: Mapping[int, int]) -> None:
         """Compare with `references`, block id -> tables that hold it. Raises RuntimeError with the first fault."""

@@ -12,6 +12,10 @@ class SchedulerStats:
     Prefix statistics count tokens, once for each first admission that may read the cache. num_preempted_tokens: tokens
     whose KV was thrown away and must be computed again. queue_time_s: summed from arrival to first admission.
     num_refused: attempts to queue a request that found the queue full; whoever tries again counts again.
+
+    num_lost_blocks: cached blocks of the first group that were handed out again, of which num_unused_lost_blocks were
+    never found by a later request.  lost_block_lifetime_s, lost_block_idle_s: summed over them, from when the block was
+    filled, and from when the last request let it go.
     """
 
     num_steps: int = 0
@@ -29,6 +33,10 @@ class SchedulerStats:
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     host_prefix_hits: int = 0
+    num_lost_blocks: int = 0
+    num_unused_lost_blocks: int = 0
+    lost_block_lifetime_s: float = 0.0
+    lost_block_idle_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,9 @@ class StaticBuffer:
         """Send the leading `sizes` of the mirror to the device; returns the device view."""
         view = tuple(slice(size) for size in sizes)
         if self._device is not self._host:
-            self._device[view].copy_(self._host[view], non_blocking=True)
+            # Whole rows: pieces of them would pass through memory that is not page-locked, and the host would wait.
+            rows = slice(sizes[0])
+            self._device[rows].copy_(self._host[rows], non_blocking=True)
         return self._device[view]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from isthmus.layers.env import AttentionGroups, ForwardContext
 from isthmus.models.base import CausalLM
 from isthmus.ops.registry import BoundOps
-from isthmus.platforms import AttentionBatch, BatchShape, GraphBackend, Platform
+from isthmus.platforms import AttentionBatch, BatchShape, GraphBackend, GraphSupport, Platform
 from isthmus.scheduler.output import ModelRunnerOutput, NewRequestData, RawLogprobs, SchedulerOutput
 from isthmus.worker.block_groups import BlockGroups
 from isthmus.worker.input_buffers import InputBuffers
@@ -70,6 +70,9 @@ class ModelRunner:
         self._device = device
         self._limits = limits
         self._forward = graph.wrap(model.forward)
+        self._graph_support = min(
+            (backend.graph_support for backend in attention.backends), default=GraphSupport.ALWAYS
+        )
         self._logits = torch.inference_mode()(model.compute_logits)
         self.state = RequestState(limits.max_num_seqs, limits.max_model_len, limits.block_size, len(groups))
         self._buffers = InputBuffers(
@@ -83,6 +86,8 @@ class ModelRunner:
         self.sampler = Sampler(vocab_size, limits.max_num_seqs, ops, device)
         self._prompt_logprobs: dict[str, int] = {}
         self._pool: KVCachePool | None = None
+        self._await_inputs: Callable[[], object] = lambda: None
+        """Waits until the device has read the host mirrors of a step that nothing waited for, the metadata's too."""
 
     def allocate(self, num_blocks: Sequence[int], num_host_blocks: Sequence[int] = ()) -> None:
         """Allocate the pool of usable blocks of each group and its host side. The old one, if any, is dropped first."""
@@ -138,6 +143,7 @@ class ModelRunner:
 
     def _prepare(self, output: SchedulerOutput) -> Step:
         """Fill the host mirrors of the inputs, all requests at once."""
+        self._await_inputs()
         req_ids = list(output.num_scheduled_tokens)
         count = len(req_ids)
         rows = np.fromiter(map(self.state.rows.__getitem__, req_ids), np.int64, count)
@@ -216,9 +222,13 @@ class ModelRunner:
                 backend.build_metadata(batches[group])
                 for backend, group in zip(self._attention.backends, self._groups.of_attention, strict=True)
             ),
+            shape=padded,
+            graph_support=self._graph_support,
         )
         input_ids = self._buffers.input_ids.commit(padded.num_tokens)
         positions = self._buffers.positions.commit(padded.num_tokens)
+        if self._platform.pin_memory and not len(step.sampling):  # one that samples waits for its token anyway
+            self._await_inputs = self._platform.async_to_host(positions[:1])
         hidden: torch.Tensor = self._forward(input_ids, positions, context)
         return hidden[:num_tokens]
 
@@ -273,23 +283,43 @@ class ModelRunner:
         size = self._limits.block_size
         blocks = -(-num_tokens // size)
         self.allocate([blocks] * len(self._groups))
-        positions = np.arange(num_tokens)
-        self._buffers.input_ids.np[:num_tokens] = 0
-        self._buffers.positions.np[:num_tokens] = positions
+        step = self._made_up([num_tokens])
         for slots, table in zip(self._buffers.slot_mappings, self._buffers.block_tables, strict=True):
-            slots.np[:num_tokens] = positions + size
+            slots.np[:num_tokens] = np.arange(num_tokens) + size
             table.np[0, :blocks] = np.arange(1, blocks + 1)
-        self._buffers.query_start_loc.np[:2] = (0, num_tokens)
-        self._buffers.seq_lens.np[0] = num_tokens
-        step = Step(
-            ["profile"],
-            np.zeros(1, np.int64),
-            np.array([num_tokens]),
-            np.zeros(1, np.int64),
-            np.array([0, num_tokens]),
-            np.zeros(0, np.int64),
-        )
         hidden = self._run(step)
         self._logits(hidden[:num_logits]).float()
         self._platform.synchronize(self._device)
         self._pool = None
+
+    def warm_up(self, shapes: Sequence[BatchShape]) -> None:
+        """A step of each shape, in their order; nothing is written to the pool. The policy may record them."""
+        for shape in shapes:
+            self._run(self._made_up(query_lens(shape)))
+        self._platform.synchronize(self._device)
+
+    def _made_up(self, lens: Sequence[int]) -> Step:
+        """New requests with queries of these lengths; their tokens have no slot, their tables are empty."""
+        self._await_inputs()
+        count, total = len(lens), sum(lens)
+        num_scheduled = np.array(lens, np.int64)
+        query_start_loc = np.zeros(count + 1, np.int64)
+        np.cumsum(num_scheduled, out=query_start_loc[1:])
+        buffers = self._buffers
+        buffers.input_ids.np[:total] = 0
+        buffers.positions.np[:total] = np.arange(total) - np.repeat(query_start_loc[:-1], num_scheduled)
+        buffers.query_start_loc.np[: count + 1] = query_start_loc
+        buffers.seq_lens.np[:count] = num_scheduled
+        for slots, table in zip(buffers.slot_mappings, buffers.block_tables, strict=True):
+            slots.np[:total] = -1
+            table.np[:count, : -(-max(lens) // self._limits.block_size)] = 0
+        zeros = np.zeros(count, np.int64)
+        return Step([""] * count, zeros, num_scheduled, zeros, query_start_loc, zeros[:0])
+
+
+def query_lens(shape: BatchShape) -> list[int]:
+    """Queries of a step of this shape: one token each, and more for the first ones, as far as there are tokens."""
+    longer, rest = divmod(shape.num_tokens - shape.num_reqs, max(shape.max_query_len - 1, 1))
+    lens = [shape.max_query_len] * min(longer, shape.num_reqs)
+    lens += [1 + rest] * (len(lens) < shape.num_reqs)
+    return lens + [1] * (shape.num_reqs - len(lens))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ import torch
 
 from isthmus.checkpoints.base import Checkpoint
 from isthmus.config import EngineConfig
+from isthmus.config.compile import GRAPH
 from isthmus.config.load import DUMMY
 from isthmus.errors import ConfigError
 from isthmus.layers.env import AttentionGroups, ModelEnv
@@ -21,7 +23,16 @@ from isthmus.models.registry import ModelRegistry
 from isthmus.models.spec import ModelSpec
 from isthmus.ops.native import register_native
 from isthmus.ops.registry import KernelRegistry
-from isthmus.platforms import AttentionBackend, AttentionSpec, LinearBackend, LinearSpec, Platform
+from isthmus.platforms import (
+    AttentionBackend,
+    AttentionSpec,
+    BatchShape,
+    EagerBackend,
+    GraphBackend,
+    LinearBackend,
+    LinearSpec,
+    Platform,
+)
 from isthmus.plugins.manager import PluginManager
 from isthmus.scheduler.block_group import window_blocks
 from isthmus.scheduler.output import BlockOps, EngineLimits, ModelRunnerOutput, SchedulerOutput
@@ -43,6 +54,7 @@ class MemoryLedger:
 
     weights: int
     activations: int
+    graphs: int
     kv_pool: int
     num_blocks: list[int]
     available: int
@@ -92,14 +104,16 @@ class Worker:
             config.model.max_model_len,
             config.cache.block_size,
         )
-        graph = platform.graph_backend(config, device)
+        graph = self._graph_backend(device)
+        shapes = graph.warmup_shapes()
         blocks = BlockGroups(groups, config.model.max_model_len)
         self._runner = ModelRunner(model, groups, blocks, ops, platform, graph, device, limits, self._spec.vocab_size)
-        self.ledger = self._size_pool(self._runner, blocks, device, max(weights, 0))
+        self.ledger = self._size_pool(self._runner, blocks, shapes, device, max(weights, 0))
         num_host_blocks = blocks.share(
             int(config.cache.swap_space_gib * GIB), sum(self.ledger.num_blocks) * HOST_SHARE, [None] * len(blocks)
         )
         self._runner.allocate(self.ledger.num_blocks, num_host_blocks)
+        self._runner.warm_up(shapes)
         return EngineLimits(
             groups=blocks.limits(self.ledger.num_blocks, num_host_blocks),
             prefill_tokens_per_s=self._prefill_tokens_per_s,
@@ -145,23 +159,41 @@ class Worker:
 
         return make
 
+    def _graph_backend(self, device: torch.device) -> GraphBackend:
+        graph = self._platform.graph_backend(self._config, device)
+        if self._config.compile.mode == GRAPH and isinstance(graph, EagerBackend):
+            raise ConfigError(
+                [f"compile.mode={GRAPH!r}: platform {self._platform.name} captures no steps; use 'eager' or auto"]
+            )
+        return graph
+
     def _order(self, kind: str) -> Sequence[str]:
         """The platform's provider names for `kind`, best first."""
         priority = self._platform.kernel_priority()
         return priority.get(kind, priority.get("*", ()))
 
-    def _size_pool(self, runner: ModelRunner, blocks: BlockGroups, device: torch.device, weights: int) -> MemoryLedger:
-        """Blocks that the config names, or else those that fit: a fraction of what is free after weights and the
-        measured activations, under the cap, and never more than all running requests at full length could use.
+    def _size_pool(
+        self,
+        runner: ModelRunner,
+        blocks: BlockGroups,
+        shapes: Sequence[BatchShape],
+        device: torch.device,
+        weights: int,
+    ) -> MemoryLedger:
+        """Blocks that the config names, or else those that fit: a fraction of what is free after weights, the
+        measured activations and the steps that will be captured, under the cap, and never more than all running
+        requests at full length could use.
         """
         config = self._config
         useful = config.scheduler.max_num_seqs * -(-config.model.max_model_len // config.cache.block_size)
         if config.cache.num_blocks is not None:
             counts = blocks.counts(config.cache.num_blocks, self._windowed_useful(blocks))
             kv_pool = blocks.nbytes(counts)
-            return MemoryLedger(weights, 0, kv_pool, counts, kv_pool)
+            return MemoryLedger(weights, 0, 0, kv_pool, counts, kv_pool)
         activations = self._measure_activations(runner, device)
         free = self._platform.memory_stats(device).free - activations
+        graphs = self._measure_graphs(runner, blocks, shapes, device)
+        free -= graphs
         budget = int(max(free, 0) * config.cache.memory_fraction)
         if config.cache.memory_cap_bytes is not None:
             budget = min(budget, config.cache.memory_cap_bytes)
@@ -174,11 +206,12 @@ class Worker:
                     "or raise the fraction or cache.memory_cap_bytes"
                 ]
             )
-        ledger = MemoryLedger(weights, activations, blocks.nbytes(counts), counts, free)
+        ledger = MemoryLedger(weights, activations, graphs, blocks.nbytes(counts), counts, free)
         logger.info(
-            "memory: weights %.0f MB, activations %.0f MB, KV pool %.0f MB = %s blocks of %d tokens",
+            "memory: weights %.0f MB, activations %.0f MB, graphs %.0f MB, KV pool %.0f MB = %s blocks of %d tokens",
             weights / 1e6,
             activations / 1e6,
+            graphs / 1e6,
             ledger.kv_pool / 1e6,
             " + ".join(map(str, counts)),
             config.cache.block_size,
@@ -201,13 +234,31 @@ class Worker:
         tokens = min(full, platform.profile_tokens or full)
         logits = min(tokens, config.scheduler.max_num_seqs)
         before = platform.memory_stats(device, reset_peak=True).allocated
-        begin = time.perf_counter()
-        runner.profile(tokens, logits)
+        for _ in range(2 if config.cache.swap_space_gib else 1):  # the first compiles kernels, which must not count
+            begin = time.perf_counter()
+            runner.profile(tokens, logits)
         self._prefill_tokens_per_s = tokens / (time.perf_counter() - begin)
         peak = platform.memory_stats(device).peak
         platform.release_cached_memory(device)
         scale = max(config.scheduler.max_num_batched_tokens / tokens, config.scheduler.max_num_seqs / logits)
         return int(max(peak - before, 0) * scale)
+
+    def _measure_graphs(
+        self, runner: ModelRunner, blocks: BlockGroups, shapes: Sequence[BatchShape], device: torch.device
+    ) -> int:
+        """Bytes that captured steps will keep: what the first takes, and for each further one what the second adds.
+
+        Captured on a scratch pool; they are captured again once the caches are where they stay.
+        """
+        if not shapes:
+            return 0
+        runner.allocate([1] * len(blocks))
+        free = [self._platform.memory_stats(device).free]
+        for shape in shapes[:2]:
+            runner.warm_up([shape])
+            free.append(self._platform.memory_stats(device).free)
+        taken = [max(before - after, 0) for before, after in itertools.pairwise(free)]
+        return taken[0] + taken[-1] * (len(shapes) - 1)
 
     def _measure_copies(self, runner: ModelRunner, device: torch.device) -> float:
         """Blocks a second from the device to the host and back, the second time: the first touches the memory."""

@@ -2,63 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
-from isthmus.platforms import DeviceInfo, MemoryStats, Platform
+from isthmus.config.compile import EAGER, GRAPH
+from isthmus.ops.triton import cache_dtypes
+from isthmus.platforms import DeviceInfo, EagerBackend, GraphBackend
+from isthmus.platforms.accelerator import TorchAcceleratorPlatform
+from isthmus.platforms.captured_graph import decode_sizes
+from isthmus_cuda.graph import CudaGraphBackend
 from isthmus_cuda.probe import VISIBLE
 
-_FIRST_WITH_BFLOAT16 = 8
-"""Major compute capability: Ampere."""
+if TYPE_CHECKING:
+    from isthmus.config import EngineConfig
+
+FIRST_WITH_BFLOAT16 = (8, 0)
+"""Compute capability: Ampere."""
+FIRST_WITH_TILE_COPIES = (9, 0)
+"""Hopper, whose copy engine moves whole blocks: there a block is a tile of the kernel."""
+TILE = 64
+SMALL_BLOCK = 16
 
 
-class CudaPlatform(Platform):
-    """One GPU a rank. Kernels are native for now."""
+class CudaPlatform(TorchAcceleratorPlatform):
+    """One GPU a rank."""
 
     name = "cuda"
     is_asynchronous = True
     device_type = "cuda"
     dist_backend = "nccl"
-    pin_memory = True
     visible_devices_env = VISIBLE
     ray_resource = "GPU"
 
     def device_info(self, index: int = 0) -> DeviceInfo:
         device = torch.cuda.get_device_properties(index)
-        has_bfloat16 = device.major >= _FIRST_WITH_BFLOAT16
+        has_bfloat16 = (device.major, device.minor) >= FIRST_WITH_BFLOAT16
         dtypes = ("bfloat16", "float16", "float32") if has_bfloat16 else ("float16", "float32")
-        return DeviceInfo(device.name, f"sm_{device.major}{device.minor}", device.total_memory, dtypes)
+        arch = f"sm_{device.major}{device.minor}"
+        return DeviceInfo(device.name, arch, device.total_memory, dtypes, cache_dtypes(arch))
 
-    def init_device(self, local_rank: int) -> torch.device:
-        device = torch.device(self.device_type, local_rank)
-        torch.cuda.set_device(device)
-        return device
+    def config_defaults(self, config: EngineConfig) -> Mapping[str, object]:
+        capability = torch.cuda.get_device_capability(config.device.index)
+        return {
+            "cache.block_size": TILE if capability >= FIRST_WITH_TILE_COPIES else SMALL_BLOCK,
+            "scheduler.max_num_batched_tokens": 8192,
+            "scheduler.max_num_seqs": 256,
+            "compile.mode": GRAPH,
+        }
 
-    def memory_stats(self, device: torch.device, *, reset_peak: bool = False) -> MemoryStats:
-        """`free` counts what torch's allocator holds but does not use; `allocated` and `peak` are tensors only."""
-        free, total = torch.cuda.mem_get_info(device)
-        allocated = torch.cuda.memory_allocated(device)
-        unused = torch.cuda.memory_reserved(device) - allocated
-        stats = MemoryStats(free + unused, total, allocated, torch.cuda.max_memory_allocated(device))
-        if reset_peak:
-            torch.cuda.reset_peak_memory_stats(device)
-        return stats
+    def kernel_priority(self) -> Mapping[str, Sequence[str]]:
+        """What this repository verifies first; what is installed beside it, where that declines or by name."""
+        return {"attention": ("triton", "flashinfer", "flash_attn"), "*": ("triton",)}
 
-    def synchronize(self, device: torch.device) -> None:
-        torch.cuda.synchronize(device)
-
-    def release_cached_memory(self, device: torch.device) -> None:
-        torch.cuda.empty_cache()
-
-    def async_to_host(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        host.copy_(tensor, non_blocking=True)
-        copied = torch.cuda.Event()
-        copied.record()
-
-        def wait() -> torch.Tensor:
-            copied.synchronize()
-            return host
-
-        return wait
+    def graph_backend(self, config: EngineConfig, device: torch.device) -> GraphBackend:
+        if config.compile.mode == EAGER:
+            return EagerBackend()
+        return CudaGraphBackend(decode_sizes(config.scheduler.max_num_seqs))

@@ -1,23 +1,53 @@
-"""Plugin entry point of the cuda platform. Imports nothing heavy."""
+"""Plugin entry point of the cuda platform, and of its kernels on a host without one. Imports nothing heavy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
+from isthmus.ops.triton import probe_interpreter, register_kernels
 from isthmus.plugins import PlatformEntry, hookimpl
 from isthmus_cuda.probe import probe
 
 if TYPE_CHECKING:
+    from isthmus.ops.registry import KernelRegistry
     from isthmus.platforms import Platform
+
+INTERPRETED = "cuda_interpret"
+INTERPRETED_ARCH = "sm_90"
 
 
 @hookimpl
 def isthmus_platforms() -> Sequence[PlatformEntry]:
-    return [PlatformEntry("cuda", probe, _load)]
+    return [
+        PlatformEntry("cuda", probe, _load),
+        PlatformEntry(INTERPRETED, partial(probe_interpreter, INTERPRETED_ARCH), _load_interpreted),
+    ]
+
+
+@hookimpl
+def isthmus_register_kernels(registry: KernelRegistry, platform: Platform) -> None:
+    if platform.name == INTERPRETED:
+        register_kernels(registry, INTERPRETED_ARCH, interpreted=True)
+    elif platform.name == "cuda":
+        import torch
+
+        from isthmus_cuda import providers
+
+        device = torch.cuda.current_device()
+        count = torch.cuda.get_device_properties(device).multi_processor_count
+        register_kernels(registry, platform.device_info(device).arch, multiprocessors=count)
+        providers.register(registry)
 
 
 def _load() -> Platform:
     from isthmus_cuda.platform import CudaPlatform
 
     return CudaPlatform()
+
+
+def _load_interpreted() -> Platform:
+    from isthmus.ops.triton.interpreted import InterpretedPlatform
+
+    return InterpretedPlatform(INTERPRETED, INTERPRETED_ARCH)

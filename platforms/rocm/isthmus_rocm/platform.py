@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
-from isthmus.platforms import DeviceInfo, MemoryStats, Platform
+from isthmus.config.compile import EAGER, GRAPH
+from isthmus.ops.triton import cache_dtypes
+from isthmus.platforms import DeviceInfo, EagerBackend, GraphBackend
+from isthmus.platforms.accelerator import TorchAcceleratorPlatform
+from isthmus.platforms.captured_graph import decode_sizes
+from isthmus_rocm.graph import HipGraphBackend
 from isthmus_rocm.probe import HIP_VISIBLE
 
+if TYPE_CHECKING:
+    from isthmus.config import EngineConfig
 
-class RocmPlatform(Platform):
-    """One GPU a rank. Kernels are native for now."""
+WIDE_WAVE = 64
+"""Threads of a wave of the data-centre parts (CDNA); the others (RDNA) have half of it."""
+LARGE_BLOCK, SMALL_BLOCK = 64, 16
+
+
+class RocmPlatform(TorchAcceleratorPlatform):
+    """One GPU a rank."""
 
     name = "rocm"
     is_asynchronous = True
     device_type = "cuda"
     dist_backend = "nccl"
     """torch's name for RCCL as well."""
-    pin_memory = True
     visible_devices_env = HIP_VISIBLE
     ray_resource = "GPU"
 
@@ -26,37 +38,24 @@ class RocmPlatform(Platform):
         """`arch` is the ISA without its feature suffixes, e.g. "gfx942" of "gfx942:sramecc+:xnack-"."""
         device = torch.cuda.get_device_properties(index)
         arch = device.gcnArchName.split(":")[0]
-        return DeviceInfo(device.name, arch, device.total_memory, ("bfloat16", "float16", "float32"))
+        dtypes = ("bfloat16", "float16", "float32")
+        return DeviceInfo(device.name, arch, device.total_memory, dtypes, cache_dtypes(arch))
 
-    def init_device(self, local_rank: int) -> torch.device:
-        device = torch.device(self.device_type, local_rank)
-        torch.cuda.set_device(device)
-        return device
+    def config_defaults(self, config: EngineConfig) -> Mapping[str, object]:
+        """Large blocks where the kernel's tiles are large: fewer look-ups in the block table."""
+        wave = torch.cuda.get_device_properties(config.device.index).warp_size
+        return {
+            "cache.block_size": LARGE_BLOCK if wave == WIDE_WAVE else SMALL_BLOCK,
+            "scheduler.max_num_batched_tokens": 8192,
+            "scheduler.max_num_seqs": 256,
+            "compile.mode": GRAPH,
+        }
 
-    def memory_stats(self, device: torch.device, *, reset_peak: bool = False) -> MemoryStats:
-        """`free` counts what torch's allocator holds but does not use; `allocated` and `peak` are tensors only."""
-        free, total = torch.cuda.mem_get_info(device)
-        allocated = torch.cuda.memory_allocated(device)
-        unused = torch.cuda.memory_reserved(device) - allocated
-        stats = MemoryStats(free + unused, total, allocated, torch.cuda.max_memory_allocated(device))
-        if reset_peak:
-            torch.cuda.reset_peak_memory_stats(device)
-        return stats
+    def kernel_priority(self) -> Mapping[str, Sequence[str]]:
+        """What this repository verifies first; what is installed beside it, where that declines or by name."""
+        return {"attention": ("triton", "aiter"), "*": ("triton",)}
 
-    def synchronize(self, device: torch.device) -> None:
-        torch.cuda.synchronize(device)
-
-    def release_cached_memory(self, device: torch.device) -> None:
-        torch.cuda.empty_cache()
-
-    def async_to_host(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        host.copy_(tensor, non_blocking=True)
-        copied = torch.cuda.Event()
-        copied.record()
-
-        def wait() -> torch.Tensor:
-            copied.synchronize()
-            return host
-
-        return wait
+    def graph_backend(self, config: EngineConfig, device: torch.device) -> GraphBackend:
+        if config.compile.mode == EAGER:
+            return EagerBackend()
+        return HipGraphBackend(decode_sizes(config.scheduler.max_num_seqs))

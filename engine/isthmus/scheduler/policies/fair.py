@@ -8,7 +8,7 @@ nothing waiting is lifted to the lowest of those that have, so that idleness ear
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import ClassVar
 
@@ -34,6 +34,8 @@ class FairPolicy(SchedulingPolicy):
     def __init__(self, config: SchedulerConfig) -> None:
         self._weights = {tenant: _weight(tenant, text) for tenant, text in config.tenant_weights}
         self._counters: dict[str, float] = {}
+        self._served: Collection[str] = ()
+        """Tenants that the last step had tokens of."""
         self._queues: dict[str, OrderedDict[str, Request]] = {}
         self._order: SortedSet = SortedSet()
         self._floor = 0.0
@@ -83,7 +85,7 @@ class FairPolicy(SchedulingPolicy):
             self._counters = {
                 tenant: counter
                 for tenant, counter in self._counters.items()
-                if tenant in self._queues or counter > lowest
+                if tenant in self._queues or counter > lowest or tenant in self._served
             }
 
     def choose_victim(self, running: Sequence[Request]) -> Request:
@@ -95,6 +97,7 @@ class FairPolicy(SchedulingPolicy):
         totals: dict[str, int] = {}
         for request, num_tokens in scheduled:
             totals[request.tenant] = totals.get(request.tenant, 0) + num_tokens
+        self._served = totals.keys()
         for tenant, num_tokens in totals.items():
             before = self._counters.get(tenant, 0.0)
             self._counters[tenant] = before + num_tokens / self._weights.get(tenant, 1.0)
