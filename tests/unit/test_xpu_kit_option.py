@@ -80,7 +80,7 @@ def target(attention: str | None) -> Target:
 
     registry: Any = SimpleNamespace(select_attention=select, asked=asked)
     selection: Any = SimpleNamespace(
-        name="cpu", platform=SimpleNamespace(kernel_priority=lambda: {"attention": ["fast"]})
+        name="cpu", platform=SimpleNamespace(kernel_priority=lambda: {"attention": ["fast"]}, refused_native={})
     )
     return Target(None, selection, DeviceInfo("", "", 1, ()), None, registry, attention)  # type: ignore[arg-type]
 
@@ -93,6 +93,6 @@ def test_engines_and_single_layers_run_on_it(attention: str | None, settings: di
     found = target(attention)
     assert found.settings == settings
     assert selected_attention(found, spec) is NativeAttentionBackend
-    assert found.registry.asked[0][2:] == (["fast"], attention)  # type: ignore[attr-defined]
+    assert found.registry.asked[0][2:] == (["fast"], attention, {})  # type: ignore[attr-defined]
     with pytest.raises(KernelError):
         selected_attention(target("absent"), spec)

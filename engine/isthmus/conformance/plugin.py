@@ -316,7 +316,9 @@ def target_of(config: pytest.Config) -> Target:
 
 
 def is_thin(config: pytest.Config) -> bool:
-    """Whether the kernels are interpreted, which is some thousand times slower: then the larger matrices ask each
-    feature, dtype and edge once, not each with every other. For `pytest_generate_tests`.
+    """Whether kernels are interpreted, which is some thousand times slower, or each shape is compiled, which takes as
+    long: then the larger matrices ask each feature, dtype and edge once, not each with every other. For
+    `pytest_generate_tests`.
     """
-    return bool(config.getoption("--isthmus-execution") == INTERPRETER)
+    interpreted = config.getoption("--isthmus-execution") == INTERPRETER
+    return bool(interpreted or target_of(config).platform.static_shapes)
