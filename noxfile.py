@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import shutil
 import sys
 from collections.abc import Mapping
@@ -17,6 +18,9 @@ import nox
 nox.options.sessions = ("lint", "tests")
 
 KIT = ("-c", "constraints/cpu.txt", ".[conformance]")
+XPU_CPU = ("--no-deps", "-r", "constraints/xpu-cpu.txt", ".")
+TPU_CPU = ("--no-deps", "-r", "constraints/tpu-cpu.txt", ".")
+TPU_AOT = ("--no-deps", "-r", "constraints/tpu-aot.txt", ".")
 TRITON = ("-c", "constraints/cpu.txt", ".[cuda,rocm,conformance]")
 NEWEST_TRITON = ("torch==2.13.0", "triton", ".[conformance]")
 """Without the pins: in an environment that has no Triton yet, pip takes the newest."""
@@ -42,8 +46,8 @@ class Row:
     """One run of the kit: the session `conformance(<session>)`. All that differs between platforms is here.
 
     execution: what really runs the kernels.  required: the level without which the session fails.
-    requirements: of pip.  environ: added to the environment of the kit.  targets: architectures that all kernels are
-    compiled for besides, and judged.
+    requirements: of pip.  environ: added to the environment of the kit.  options: of certify.  targets: architectures
+    that all kernels are compiled for besides, and judged.
     """
 
     session: str
@@ -52,6 +56,7 @@ class Row:
     required: str
     requirements: tuple[str, ...] = KIT
     environ: Mapping[str, str] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
 
 
@@ -60,6 +65,14 @@ NO_CUDA = {"CUDA_VISIBLE_DEVICES": ""}
 NO_ROCM = {"ROCR_VISIBLE_DEVICES": ""}
 NO_XPU = {"ZE_AFFINITY_MASK": ""}
 NO_TPU = {"PJRT_DEVICE": "CPU"}
+XLA_CPU = {
+    "ISTHMUS_TPU_ON_CPU": "1",
+    "XLA_FLAGS": "--xla_backend_optimization_level=0",
+    "XLA_COMPILATION_CACHE_SIZE": "128",
+}
+"""Programs run for milliseconds: better machine code is not worth the seconds of making it. And the kit makes more of
+them than a process may have memory maps for, if it keeps them all.
+"""
 INTERPRET = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
 """The interpreter has one thread, and tensors are too small for more."""
 
@@ -71,11 +84,13 @@ HOSTED = (
     Row("null", "null", "stand-in", "boots"),
     Row("toy", "toy", "stand-in", "correct", (*KIT, "./examples/isthmus_toy")),
     Row("cuda-interpret", "cuda_interpret", "interpreter", "correct", TRITON, INTERPRET),
-    Row("cuda-aot", "cuda", "aot", "none", TRITON, NO_CUDA, CUDA_TARGETS),
+    Row("cuda-aot", "cuda", "aot", "none", TRITON, NO_CUDA, targets=CUDA_TARGETS),
     Row("rocm-interpret", "rocm_interpret", "interpreter", "correct", TRITON, INTERPRET),
-    Row("rocm-aot", "rocm", "aot", "none", TRITON, NO_ROCM, ROCM_TARGETS),
-    Row("xpu-cpu", "xpu", "host", "none", environ=NO_XPU),
-    Row("tpu-cpu", "tpu", "host", "none", environ=NO_TPU),
+    Row("rocm-aot", "rocm", "aot", "none", TRITON, NO_ROCM, targets=ROCM_TARGETS),
+    Row("xpu-probe", "xpu", "host", "none", environ=NO_XPU),
+    Row("xpu-cpu", "cpu", "host", "correct", XPU_CPU, NO_XPU, ("--attention-backend", "ipex")),
+    Row("tpu-probe", "tpu", "host", "none", environ=NO_TPU),
+    Row("tpu-cpu", "tpu", "host", "correct", TPU_CPU, XLA_CPU),
 )
 """Run anywhere."""
 DEVICES = (
@@ -90,15 +105,21 @@ DEVICES = (
 def environment(session: nox.Session, requirements: tuple[str, ...]) -> Path:
     """The `bin` of an environment with these requirements. Sessions that ask for the same share it.
 
-    Torch takes 1 GB. The environment is made when it is missing; isthmus itself is installed anew each time.
+    Torch takes 1 GB. The environment is made when it is missing; isthmus itself is installed anew each time. With a
+    list of all its packages (`-r`), it is another environment when the list changes, and stand-ins take the place of
+    the CUDA libraries that the listed torch may be linked against.
     """
-    digest = hashlib.sha256("\n".join((sys.version, *requirements)).encode()).hexdigest()
+    lists = [Path(name) for option, name in itertools.pairwise(requirements) if option == "-r"]
+    made_from = (sys.version, *requirements, *(path.read_text() for path in lists))
+    digest = hashlib.sha256("\n".join(made_from).encode()).hexdigest()
     bin_directory = session.cache_dir / f"env-{digest[:8]}" / "bin"
     if not (bin_directory / "pip").exists():
         session.run(sys.executable, "-m", "venv", str(bin_directory.parent))
     for leftover in (Path("build"), *Path("examples").glob("*/build")):
         shutil.rmtree(leftover, ignore_errors=True)  # what an older tree put there would go into the wheel
     session.run(str(bin_directory / "pip"), "install", "-qq", *requirements)
+    if lists:
+        session.run(sys.executable, "tests/environments/cuda_stand_ins.py", str(bin_directory / "python"))
     return bin_directory
 
 
@@ -124,6 +145,20 @@ def packaging(session: nox.Session) -> None:
 def kit_faults(session: nox.Session) -> None:
     """The kit on platforms with one planted fault each: every one must be found, in the right area."""
     session.run("make", "test", "TESTS=tests/faults")
+
+
+@nox.session(python=False, name="xpu-tests")
+def xpu_tests(session: nox.Session) -> None:
+    """The tests of IPEX's kernels, which need the environment of `conformance(xpu-cpu)`."""
+    python = environment(session, XPU_CPU) / "python"
+    session.run(str(python), "-m", "pytest", "tests/xpu", *session.posargs)
+
+
+@nox.session(python=False, name="tpu-tests")
+def tpu_tests(session: nox.Session) -> None:
+    """The tests of XLA's programs, which need the environment of `conformance(tpu-cpu)`."""
+    python = environment(session, TPU_CPU) / "python"
+    session.run(str(python), "-m", "pytest", "tests/tpu", *session.posargs, env=XLA_CPU)
 
 
 @nox.session(python=False, name="triton-tests")
@@ -168,7 +203,7 @@ def conformance(session: nox.Session, row: Row) -> None:
     out = REPORTS / row.session
     shutil.rmtree(out, ignore_errors=True)
     isthmus = environment(session, row.requirements) / "isthmus"
-    options = ["--require", row.required, "--execution", row.execution, "--out", str(out)]
+    options = ["--require", row.required, "--execution", row.execution, *row.options, "--out", str(out)]
     session.run(str(isthmus), "platforms", "certify", row.platform, *options, *session.posargs, env=row.environ)
     if row.targets:
         compile_kernels(session, isthmus, row.targets, "--report", str(out / f"conformance-{row.platform}.json"))
@@ -187,6 +222,17 @@ def kernels_newest(session: nox.Session) -> None:
     """Every kernel on the newest Triton. Figures of a version that has none yet are kept with: -- --update"""
     isthmus = environment(session, NEWEST_TRITON) / "isthmus"
     compile_kernels(session, isthmus, (*CUDA_TARGETS, *ROCM_TARGETS), *session.posargs)
+
+
+@nox.session(python=False, name="conformance(tpu-aot)")
+def tpu_aot(session: nox.Session) -> None:
+    """The TPU compiler on the kernel and on an 8B model's programs, without a TPU. The table goes to reports/tpu-aot;
+    arguments after -- (such as `--layers 2`) to what writes it.
+    """
+    python = str(environment(session, TPU_AOT) / "python")
+    session.run(python, "-m", "pytest", "tests/tpu_aot", env={"ISTHMUS_TPU_AOT": "1"})
+    out = str(REPORTS / "tpu-aot")
+    session.run(python, "-m", "tpu_aot.write_programs", out, *session.posargs, env={"PYTHONPATH": "tests"})
 
 
 @nox.session(python=False, tags=["hosted"])

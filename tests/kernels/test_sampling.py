@@ -253,7 +253,7 @@ class _Bench:
     def __init__(self, vocab_size: int = VOCAB, max_num_rows: int = 8) -> None:
         self.op = _Recorder()
         ops = BoundOps({"sample": self.op}, {"sample": "recorder"})
-        self.sampler = Sampler(vocab_size, max_num_rows, ops, torch.device("cpu"))
+        self.sampler = Sampler(vocab_size, max_num_rows, ops)
         self.token_ids = np.zeros((max_num_rows, 64), dtype=np.int32)
         self.num_tokens = np.zeros(max_num_rows, dtype=np.int32)
 
@@ -293,7 +293,7 @@ class _Bench:
 def test_registered_op_is_found_by_the_sampler() -> None:
     registry = KernelRegistry()
     registry.define(SAMPLE)
-    sampler = Sampler(VOCAB, 1, registry.bind_ops({}), torch.device("cpu"))
+    sampler = Sampler(VOCAB, 1, registry.bind_ops({}))
     sampler.add(0, SamplingParams(temperature=0), seed=0, num_prompt_tokens=1)
     logits = _logits(1, VOCAB)
     output = sampler.sample(logits, np.array([0]), np.zeros((1, 4), np.int32), np.ones(1, np.int64))

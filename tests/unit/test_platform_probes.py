@@ -547,12 +547,12 @@ OTHER_GPU = {"sys/class/drm/renderD129/device/vendor": "0x10de\n", "dev/dri/rend
 
 
 def xpu(root: Path, build: TorchBuild | None = XPU_BUILD, **environ: str) -> Probe:
-    return probe_xpu(root=root, build=lambda: build, environ=environ)
+    return probe_xpu(root=root, build=lambda: build, attention=lambda: {"sdpa": None}, environ=environ)
 
 
 def test_xpu_usable(tmp_path: Path) -> None:
     root = write(tmp_path, {**ARC, **OTHER_GPU})
-    assert xpu(root) == Probe(100, "1 x Intel GPU, SYCL 2025.2", 1)
+    assert xpu(root) == Probe(100, "1 x Intel GPU, SYCL 2025.2; attention: sdpa, native", 1)
     assert xpu(root, ZE_AFFINITY_MASK="") == Probe(0, "ZE_AFFINITY_MASK='' hides every GPU")
     assert xpu(root, ZE_AFFINITY_MASK="0.1") == Probe(
         0, "ZE_AFFINITY_MASK='0.1' names tiles; torch needs whole devices, such as 0,1"
@@ -575,7 +575,7 @@ def test_xpu_not_usable(tmp_path: Path) -> None:
 
 
 def tpu(root: Path, version: str | None = "2.9.0", **environ: str) -> Probe:
-    return probe_tpu(root=root, version=lambda: version, environ=environ)
+    return probe_tpu(root=root, version=lambda _: version, environ=environ)
 
 
 def chip(index: int, device: str, vendor: str = "0x1ae0") -> dict[str, str]:
@@ -588,8 +588,8 @@ def test_tpu_usable(tmp_path: Path) -> None:
     assert tpu(root) == Probe(100, "2 x TPU v5e, torch_xla 2.9.0", 2)
     assert tpu(root, PJRT_DEVICE="TPU", TPU_VISIBLE_CHIPS="1").device_count == 1
     assert tpu(root, TPU_VISIBLE_CHIPS="") == Probe(0, "TPU_VISIBLE_CHIPS='' hides every TPU chip")
-    assert tpu(root, PJRT_DEVICE="CPU") == Probe(
-        0, "PJRT_DEVICE='CPU' selects another device; unset it or set it to TPU"
+    assert tpu(root, PJRT_DEVICE="CUDA") == Probe(
+        0, "PJRT_DEVICE='CUDA' selects another device; unset it or set it to TPU"
     )
 
 

@@ -52,6 +52,11 @@ def add_parser(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
         choices=EXECUTIONS,
         help="what really runs the kernels, for the report (default: %(default)s)",
     )
+    parser.add_argument(
+        "--attention-backend",
+        metavar="NAME",
+        help="run models on this attention backend, instead of the platform's choice, and certify that",
+    )
     parser.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="where the report goes (default: here)")
     parser.set_defaults(run=run, parser=parser)
 
@@ -72,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     report.unlink(missing_ok=True)
     status = subprocess.run(_command(args, report), env=_environment(), check=False).returncode
     if not report.exists():
-        _explain_death(args.name, status, report.with_suffix(RUNNING_SUFFIX))
+        _explain_death(args, status, report.with_suffix(RUNNING_SUFFIX))
         return NOT_REACHED
     print(f"report: {report} and {report.with_suffix('.md')}")
     return _verdict(json.loads(report.read_text()), args.require)
@@ -84,6 +89,8 @@ def _command(args: argparse.Namespace, report: Path) -> list[str]:
     command += ["--isthmus-execution", args.execution]
     command += [option for area in args.area or () for option in ("--isthmus-area", area)]
     command += [option for case in args.case or () for option in ("--isthmus-case", case)]
+    if args.attention_backend is not None:
+        command += ["--isthmus-attention", args.attention_backend]
     if args.max_failures is not None:
         command += ["--maxfail", str(args.max_failures)]
     return command
@@ -95,13 +102,14 @@ def _environment() -> dict[str, str]:
     return {**kept, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 
-def _explain_death(name: str, status: int, running: Path) -> None:
+def _explain_death(args: argparse.Namespace, status: int, running: Path) -> None:
     how = f"died of {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
     print(f"the kit's process {how} and wrote no report", file=sys.stderr)
     if running.exists():
         case = running.read_text()
         running.unlink()
-        print(f"it was running {case}\n  rerun: {rerun_command(name, case)}", file=sys.stderr)
+        rerun = rerun_command(args.name, case, args.attention_backend)
+        print(f"it was running {case}\n  rerun: {rerun}", file=sys.stderr)
 
 
 def _verdict(report: dict[str, object], required: str) -> int:

@@ -12,7 +12,7 @@ from isthmus.config.load import LoadConfig
 from isthmus.config.model import ModelConfig
 from isthmus.config.observability import ObservabilityConfig
 from isthmus.config.parallel import ParallelConfig
-from isthmus.config.resolve import ModelFacts, PlatformFacts, Provenance, Resolved, Row, describe, resolve
+from isthmus.config.resolve import ModelFacts, PlatformFacts, Proposal, Provenance, Resolved, Row, describe, resolve
 from isthmus.config.scheduler import SchedulerConfig
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "ObservabilityConfig",
     "ParallelConfig",
     "PlatformFacts",
+    "Proposal",
     "Provenance",
     "Resolved",
     "Row",

@@ -44,10 +44,18 @@ class ModelFacts:
     checkpoint_format: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A platform's value for a setting, and why this one, in words for `isthmus config show`."""
+
+    value: object
+    reason: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlatformFacts:
     """What the selected platform says: its compute dtypes, the preferred one first, those that a KV cache may have
-    besides, and its `config_defaults`.
+    besides, and its `config_defaults`: values, or a `Proposal` each.
 
     device: the device that has these dtypes, "Tesla T4 (sm_75)".
     """
@@ -133,10 +141,18 @@ def _check_platform(platform: PlatformFacts) -> None:
     if unknown:
         known = ", ".join(CACHE_DTYPES)
         raise PluginError(f"platform {platform.name!r} lists cache dtype {unknown[0]!r}; those of a cache are {known}")
-    found = (_proposal_problem(path, value) for path, value in platform.proposals.items())
+    found = (_proposal_problem(path, proposal.value) for path, proposal in _proposals(platform).items())
     problems = [f"platform {platform.name!r} proposes {problem}" for problem in found if problem is not None]
     if problems:
         raise PluginError("\n".join(problems))
+
+
+def _proposals(platform: PlatformFacts) -> dict[str, Proposal]:
+    reason = f"proposed by platform {platform.name}"
+    return {
+        path: given if isinstance(given, Proposal) else Proposal(given, reason)
+        for path, given in platform.proposals.items()
+    }
 
 
 def _proposal_problem(path: str, value: object) -> str | None:
@@ -160,8 +176,9 @@ def _fallbacks() -> dict[str, _Fill]:
 
 
 def _from_platform(platform: PlatformFacts) -> dict[str, _Fill]:
-    reason = f"proposed by platform {platform.name}"
-    fills = {path: _Fill(value, "platform", reason) for path, value in platform.proposals.items()}
+    fills = {
+        path: _Fill(proposal.value, "platform", proposal.reason) for path, proposal in _proposals(platform).items()
+    }
     return {**fills, "device.device": _Fill(platform.name, "platform", "the selected platform")}
 
 

@@ -17,6 +17,7 @@ import torch
 from isthmus.conformance.attention_cases import NO_PADDING, Scenario, Step, tolerance
 from isthmus.conformance.compare import assert_close, assert_equal, name_of
 from isthmus.conformance.target import Target
+from isthmus.ops.registry import NATIVE
 from isthmus.platforms import AttentionBackend, AttentionBatch, AttentionSpec, BatchShape
 from isthmus.platforms.attention import KVCache
 from isthmus.scheduler.block_pool import NULL_BLOCK
@@ -91,6 +92,7 @@ class PagedCache:
             max_blocks=num_blocks + 3,
             device=target.device,
             pin_memory=target.platform.pin_memory,
+            static_shapes=target.platform.static_shapes,
         )
         self._num_steps = 0
         self.leave_stale_values(range(1, num_blocks))
@@ -136,7 +138,7 @@ class PagedCache:
         """The second half of `step`."""
         host = self._inputs(rows, len(batch.slot_mapping))
         q, k, v = self._as_layers_pass_them(host)
-        with torch.inference_mode():
+        with self.target.platform.inference_mode():
             out = self.backend.forward(q, k, v, self.tensors, metadata)
         if out.shape != q.shape or out.dtype != q.dtype:
             raise AssertionError(
@@ -337,8 +339,11 @@ def brief(block_ids: Sequence[int]) -> str:
 
 
 def skip_unsupported(target: Target, backend: type[AttentionBackend], spec: AttentionSpec) -> None:
-    """Skip the case with the backend's own reason, if it has one."""
+    """Skip the case with the backend's own reason, if it has one, or the platform's for refusing native."""
     reason = backend.unsupported_reason(spec, target.info)
+    refused = target.platform.refused_native.get("attention")
+    if backend.name == NATIVE and refused is not None:
+        reason = f"native attention is refused: {refused}"
     if reason is None:
         return
     assert reason.strip(), (

@@ -22,7 +22,7 @@ FIRST_ORDINARY_TOKEN, VOCAB_SIZE = 3, 384
 def running(target: Target, model: Path, **settings: Any) -> Iterator[LLM]:
     """An engine; at the end, unless something failed, it must be idle. Raises AssertionError if it does not start."""
     try:
-        llm = LLM(str(model), device=target.name, plugins=target.plugins, **settings)
+        llm = LLM(str(model), device=target.name, plugins=target.plugins, **{**target.settings, **settings})
     except Exception as error:  # a vendor's code may raise anything
         raise AssertionError(f"an engine with {settings} does not start: {describe(error)}") from error
     try:

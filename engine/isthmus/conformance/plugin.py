@@ -50,6 +50,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="hardware",
         help="what runs the kernels: hardware (default), interpreter, aot, host, stand-in",
     )
+    group.addoption(
+        "--isthmus-attention", metavar="NAME", help="the attention backend of models, instead of the platform's choice"
+    )
     group.addoption("--isthmus-table", action="store_true", help="print one line an area instead of pytest's output")
 
 
@@ -68,6 +71,7 @@ class Kit:
     def __init__(self, config: pytest.Config, name: str) -> None:
         self.config = config
         self.name = name
+        self.attention: str | None = config.getoption("--isthmus-attention")
         self.plugins = PluginManager.load()
         if name not in self.plugins.platform_names:
             reasons = "".join(f"\n  {failure.name}: {failure.reason}" for failure in self.plugins.failures)
@@ -77,13 +81,13 @@ class Kit:
         self.target: Target | None = None
         self.start_error: Exception | None = None
         try:
-            self.target = Target.start(name, self.plugins)
+            self.target = Target.start(name, self.plugins, self.attention)
         except UnknownPlatformError:
             raise
         except Exception as error:  # a vendor's code may raise anything; the device area reports it
             self.start_error = error
         self.selected = bool(config.getoption("--isthmus-area") or config.getoption("--isthmus-case"))
-        self.table = Table(name) if config.getoption("--isthmus-table") else None
+        self.table = Table(name, self.attention) if config.getoption("--isthmus-table") else None
         self._cases: dict[str, Case] = {}
         self._properties: dict[str, dict[str, Any]] = {}
         self._started = perf_counter()
@@ -202,6 +206,7 @@ class Kit:
                 **kernel_compilers(),
             },
             machine=f"{host.system()} {host.machine()}",
+            attention=self.attention,
         )
 
 
@@ -218,8 +223,9 @@ def kernel_compilers() -> dict[str, str]:
 class Table:
     """One line an area, printed when the area ends; failures as they come."""
 
-    def __init__(self, platform: str) -> None:
+    def __init__(self, platform: str, attention: str | None) -> None:
         self._platform = platform
+        self._attention = attention
         self._cases: list[Case] = []
         print(f"{'AREA':<13}{'PASSED':>7}{'FAILED':>7}{'SKIPPED':>8}{'SECONDS':>9}", flush=True)
 
@@ -228,7 +234,8 @@ class Table:
             self._end_area()
         self._cases.append(case)
         if case.outcome == FAILED:
-            print(f"\n{case.id}\n{case.text}\n  rerun: {rerun_command(self._platform, case.id)}\n", flush=True)
+            rerun = rerun_command(self._platform, case.id, self._attention)
+            print(f"\n{case.id}\n{case.text}\n  rerun: {rerun}\n", flush=True)
 
     def close(self, report: Report) -> None:
         if self._cases:
@@ -309,7 +316,9 @@ def target_of(config: pytest.Config) -> Target:
 
 
 def is_thin(config: pytest.Config) -> bool:
-    """Whether the kernels are interpreted, which is some thousand times slower: then the larger matrices ask each
-    feature, dtype and edge once, not each with every other. For `pytest_generate_tests`.
+    """Whether kernels are interpreted, which is some thousand times slower, or each shape is compiled, which takes as
+    long: then the larger matrices ask each feature, dtype and edge once, not each with every other. For
+    `pytest_generate_tests`.
     """
-    return bool(config.getoption("--isthmus-execution") == INTERPRETER)
+    interpreted = config.getoption("--isthmus-execution") == INTERPRETER
+    return bool(interpreted or target_of(config).platform.static_shapes)

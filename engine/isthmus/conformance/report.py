@@ -48,6 +48,12 @@ class Subject:
     """One of EXECUTIONS."""
     versions: Mapping[str, str]
     machine: str
+    attention: str | None = None
+    """The attention backend that models were told to run on; None = the platform's own choice."""
+
+    def rerun(self, case_id: str) -> str:
+        """See `rerun_command`."""
+        return rerun_command(self.platform, case_id, self.attention)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +103,7 @@ class Report:
                 {"area": area, "reason": reason, "count": count} for (area, reason), count in self.skip_reasons.items()
             ],
             "failures": [
-                {"id": case.id, "text": case.text, "rerun": rerun_command(self.subject.platform, case.id)}
-                for case in self.failures
+                {"id": case.id, "text": case.text, "rerun": self.subject.rerun(case.id)} for case in self.failures
             ],
             "properties": self.properties,
         }
@@ -141,9 +146,10 @@ def level_of(counts: Mapping[str, Mapping[str, int]]) -> Level:
     return level
 
 
-def rerun_command(platform: str, case_id: str) -> str:
-    """A line for a shell that runs this one case again."""
-    return f"isthmus platforms certify {platform} --case '{case_id}'"
+def rerun_command(platform: str, case_id: str, attention: str | None = None) -> str:
+    """A line for a shell that runs this one case again, on the attention backend that was asked for, if one was."""
+    option = "" if attention is None else f" --attention-backend {attention}"
+    return f"isthmus platforms certify {platform}{option} --case '{case_id}'"
 
 
 def to_markdown(report: Report) -> str:
@@ -153,7 +159,8 @@ def to_markdown(report: Report) -> str:
     lines = [
         f"# {subject.platform}: {report.level}",
         "",
-        f"Device: {device}, run on {subject.execution}. Probe: {subject.probe}.",
+        f"Device: {device}, run on {subject.execution}. Probe: {subject.probe}."
+        + ("" if subject.attention is None else f" Attention of models: {subject.attention}."),
         f"{subject.distribution}, plugin API {subject.api_version}, on {subject.machine}; "
         + ", ".join(f"{name} {version}" for name, version in subject.versions.items())
         + f". {report.date}, {report.seconds:.0f} s.",
@@ -179,7 +186,7 @@ def to_markdown(report: Report) -> str:
     if report.failures:
         lines += ["", "## Failures"]
         for case in report.failures:
-            lines += ["", f"`{rerun_command(subject.platform, case.id)}`", "", "```", case.text, "```"]
+            lines += ["", f"`{subject.rerun(case.id)}`", "", "```", case.text, "```"]
     if report.properties:
         lines += ["", "## Measured", "", "| area | what | value |", "|---|---|---|"]
         lines += [

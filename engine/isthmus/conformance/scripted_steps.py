@@ -22,7 +22,7 @@ from isthmus.conformance.tensors import tensors_in
 from isthmus.engine.setup import EngineSetup, prepare
 from isthmus.layers.env import ForwardContext
 from isthmus.platforms import AttentionBackend, AttentionBatch, BatchShape, GraphBackend, GraphSupport
-from isthmus.platforms.graph import Forward
+from isthmus.platforms.graph import ComputeLogits, Forward
 from isthmus.scheduler.output import CachedRequestData, NewRequestData, SchedulerOutput
 from isthmus.worker.worker import Worker
 
@@ -89,6 +89,9 @@ class WatchedGraph(GraphBackend):
 
         return watched
 
+    def wrap_logits(self, compute_logits: ComputeLogits) -> ComputeLogits:
+        return self._inner.wrap_logits(compute_logits)
+
     def watch(self, backends: Sequence[AttentionBackend]) -> None:
         """See the batches that these get, and look into their metadata where it may be part of a captured step."""
         self.graph_support = tuple(backend.graph_support for backend in backends)
@@ -122,6 +125,7 @@ def config_of(target: Target, model: Path, dtype: str) -> EngineSetup:
         max_model_len=MAX_LEN,
         max_num_seqs=MAX_REQS,
         max_num_batched_tokens=MAX_TOKENS,
+        **target.settings,
     )
     return prepare(config, target.plugins)
 

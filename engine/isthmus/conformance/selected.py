@@ -21,7 +21,7 @@ def compared_dtypes(target: Target) -> tuple[torch.dtype, ...]:
 
 def selected_ops(target: Target) -> BoundOps:
     """The provider of every op."""
-    return target.registry.bind_ops(target.platform.kernel_priority())
+    return target.registry.bind_ops(target.platform.kernel_priority(), None, target.platform.refused_native)
 
 
 def selected_linear(target: Target, spec: LinearSpec) -> LinearBackend:
@@ -31,7 +31,9 @@ def selected_linear(target: Target, spec: LinearSpec) -> LinearBackend:
 
 def selected_attention(target: Target, spec: AttentionSpec) -> type[AttentionBackend]:
     """The backend of an attention layer. Raises KernelError if there is none."""
-    return target.registry.select_attention(spec, target.info, _order(target, "attention")).backend
+    order = _order(target, "attention")
+    refused = target.platform.refused_native
+    return target.registry.select_attention(spec, target.info, order, target.attention, refused).backend
 
 
 def attention_spec(

@@ -35,8 +35,9 @@ class StoredReport:
     """What `Report.to_json` wrote.
 
     name: the file's, without suffix.  plugin: the entry point that brings the platform.  device: the fields of
-    `DeviceInfo`; None if it did not start.  date: ISO 8601.  counts: area -> outcome -> number of cases.
-    failures: ids.  properties: area -> measured facts.
+    `DeviceInfo`; None if it did not start.  attention: the backend that models were told to run on; None = the
+    platform's own choice.  date: ISO 8601.  counts: area -> outcome -> number of cases.  failures: ids.
+    properties: area -> measured facts.
     """
 
     name: str
@@ -45,6 +46,7 @@ class StoredReport:
     execution: str
     level: Level
     device: Mapping[str, Any] | None
+    attention: str | None
     distribution: str
     versions: Mapping[str, str]
     machine: str
@@ -81,6 +83,7 @@ def _parsed(name: str, data: Any) -> StoredReport:
         execution=_one_of("subject.execution", subject["execution"], EXECUTIONS),
         level=_level(fields["level"]),
         device=None if device is None else _typed("subject.device", device, dict),
+        attention=subject.get("attention"),
         distribution=_typed("subject.distribution", subject["distribution"], str),
         versions=_typed("subject.versions", subject["versions"], dict),
         machine=_typed("subject.machine", subject["machine"], str),

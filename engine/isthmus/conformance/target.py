@@ -22,9 +22,11 @@ class Target:
     info: DeviceInfo
     device: torch.device
     registry: KernelRegistry
+    attention: str | None = None
+    """The attention backend that models run on; None = the platform's own choice."""
 
     @classmethod
-    def start(cls, name: str, plugins: PluginManager) -> Target:
+    def start(cls, name: str, plugins: PluginManager, attention: str | None = None) -> Target:
         """Load platform `name` and bind this process to its first device.
 
         Raises UnknownPlatformError, NoPlatformError with the platform's reason, or whatever the platform raises.
@@ -36,7 +38,7 @@ class Target:
         registry = KernelRegistry()
         register_native(registry)
         plugins.register_kernels(registry, platform)
-        return cls(plugins, selection, info, device, registry)
+        return cls(plugins, selection, info, device, registry, attention)
 
     @property
     def name(self) -> str:
@@ -59,6 +61,11 @@ class Target:
     @property
     def linear_backends(self) -> Mapping[str, type[LinearBackend]]:
         return self.registry.linear_backends()
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """What every engine on this target is given, as keywords of `LLM`."""
+        return {} if self.attention is None else {"attention_backend": self.attention}
 
     def synchronize(self) -> None:
         self.platform.synchronize(self.device)

@@ -70,7 +70,7 @@ def test_an_op_repeats(target: Target, op_name: str, dtype: torch.dtype) -> None
     for name, arguments in op_inputs(target.registry.ops[op_name], target.device, dtype):
 
         def run(arguments: tuple[Any, ...] = arguments) -> Sequence[torch.Tensor]:
-            with torch.inference_mode():
+            with target.platform.inference_mode():
                 results = function(*arguments)
             return (results,) if isinstance(results, torch.Tensor) else results
 
@@ -81,11 +81,11 @@ def linear_layer(target: Target, spec: LinearSpec) -> Callable[[torch.Tensor], t
     """x [T, in] on the host -> [T, out] on the device, through the selected backend."""
     backend = selected_linear(target, spec)
     weight = randn(spec.out_features, spec.in_features, dtype=torch.float32, seed=1) * spec.in_features**-0.5
-    with torch.inference_mode():
+    with target.platform.inference_mode():
         packed = backend.pack(weight.to(target.device, spec.dtype))
 
     def layer(x: torch.Tensor) -> torch.Tensor:
-        with torch.inference_mode():
+        with target.platform.inference_mode():
             return backend.apply(x.to(target.device), packed, None)
 
     return layer
@@ -121,7 +121,7 @@ class Decodes:
         """One step of these rows; [T, H, D] on the device."""
         q, k, v = (torch.cat(parts).to(self._device) for parts in zip(*((r.q, r.k, r.v) for r in rows), strict=True))
         batch = self.cache.batch(rows)
-        with torch.inference_mode():
+        with self.cache.target.platform.inference_mode():
             metadata = self.cache.backend.build_metadata(batch)
             return self.cache.backend.forward(q, k, v, self.cache.tensors, metadata)
 
@@ -172,7 +172,7 @@ def test_rows_of_a_norm_in_a_batch(target: Target, dtype: torch.dtype, record_pr
     x, weight = (randn(*shape, dtype=dtype, seed=6).to(target.device) for shape in ((NUM_ROWS, 2048), (2048,)))
 
     def run(size: int) -> torch.Tensor:
-        with torch.inference_mode():
+        with target.platform.inference_mode():
             return torch.cat([norm(part, weight, 1e-6).cpu() for part in x.split(size)])
 
     record_property(f"rms_norm rows equal alone and in a batch, {name_of(dtype)}", share_of_equal_rows(run, dtype))
@@ -203,6 +203,7 @@ def llm(request: pytest.FixtureRequest, target: Target, tmp_path_factory: pytest
         num_blocks=128,
         max_num_seqs=16,
         enable_prefix_caching=False,
+        **target.settings,
     )
     yield engine
     engine.shutdown()

@@ -16,7 +16,7 @@ from isthmus.conformance.compare import assert_close, assert_equal, name_of
 from isthmus.conformance.op_inputs import Arguments, op_inputs, strided_rows
 from isthmus.conformance.plugin import is_thin, target_of
 from isthmus.conformance.target import Target
-from isthmus.ops.registry import Op, OpFn
+from isthmus.ops.registry import NATIVE, Op, OpFn
 from isthmus.platforms import LinearBackend, LinearSpec
 
 HOST = torch.device("cpu")
@@ -117,9 +117,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(autouse=True)
-def inference_mode() -> Iterator[None]:
+def inference_mode(target: Target) -> Iterator[None]:
     """As the engine runs."""
-    with torch.inference_mode():
+    with target.platform.inference_mode():
         yield
 
 
@@ -140,7 +140,15 @@ def assert_unchanged(arguments: Arguments, before: Arguments, *, what: str) -> N
             assert_equal(value, was, what=f"{what}: argument {place}")
 
 
+def skip_refused_native(target: Target, op: str, provider: str) -> None:
+    """The engine refuses this one, for a reason of the platform's."""
+    reason = target.platform.refused_native.get(op)
+    if provider == NATIVE and reason is not None:
+        pytest.skip(f"native {op} is refused: {reason}")
+
+
 def test_an_op_equals_native(target: Target, op_case: OpCase) -> None:
+    skip_refused_native(target, op_case.op, op_case.provider)
     op = target.registry.ops[op_case.op]
     function = target.registry.providers(op.name)[op_case.provider]
     _, arguments = next(islice(op_inputs(op, target.device, op_case.dtype), op_case.index, None))
@@ -159,6 +167,7 @@ def test_an_op_equals_native(target: Target, op_case: OpCase) -> None:
 
 def test_the_results_are_the_callers_own(target: Target, op_provider: tuple[str, str]) -> None:
     """Layers keep results while the op runs again, and inputs after it: no provider may share their memory."""
+    skip_refused_native(target, *op_provider)
     op, provider = target.registry.ops[op_provider[0]], op_provider[1]
     function = target.registry.providers(op.name)[provider]
     dtype = next(dtype for dtype in target.dtypes if dtype in op.tolerances)
@@ -193,6 +202,7 @@ def sampling_rows(num_rows: int, vocab_size: int) -> Arguments:
 
 
 def test_a_sampled_token_depends_on_its_own_row_alone(target: Target, sampler: str) -> None:
+    skip_refused_native(target, "sample", sampler)
     function = target.registry.providers("sample")[sampler]
     rows = sampling_rows(24, 1031)
     together = function(*(column.to(target.device) for column in rows)).cpu()
@@ -204,6 +214,7 @@ def test_a_sampled_token_depends_on_its_own_row_alone(target: Target, sampler: s
 
 def test_sampled_tokens_follow_the_probabilities(target: Target, sampler: str) -> None:
     """Over many seeds: mean of chi-square is the degrees of freedom, its standard deviation sqrt(2 * that)."""
+    skip_refused_native(target, "sample", sampler)
     function = target.registry.providers("sample")[sampler]
     num_rows, vocab_size = 4096, 16
     logits = torch.linspace(-1.5, 1.5, vocab_size)

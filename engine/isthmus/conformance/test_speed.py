@@ -31,9 +31,9 @@ FILL_TOKENS = 2048
 
 
 @pytest.fixture(autouse=True)
-def inference_mode() -> Iterator[None]:
+def inference_mode(target: Target) -> Iterator[None]:
     """As the engine runs."""
-    with torch.inference_mode():
+    with target.platform.inference_mode():
         yield
 
 

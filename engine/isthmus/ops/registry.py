@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -107,10 +108,16 @@ class KernelRegistry:
         """Name -> class of every registered linear backend."""
         return dict(self._linear)
 
-    def bind_ops(self, priority: Mapping[str, Sequence[str]], overrides: Mapping[str, str] | None = None) -> BoundOps:
+    def bind_ops(
+        self,
+        priority: Mapping[str, Sequence[str]],
+        overrides: Mapping[str, str] | None = None,
+        refused_native: Mapping[str, str] = MappingProxyType({}),
+    ) -> BoundOps:
         """Choose one provider per op: an override, else the first registered name of the priority, else native.
 
-        Raises KernelError for an override that names no registered provider.
+        refused_native: of the platform.  Raises KernelError for an override that names no registered provider, and
+        where native would serve an op that it is refused for.
         """
         overrides = overrides or {}
         for name in overrides:
@@ -124,17 +131,28 @@ class KernelRegistry:
                 raise KernelError(f"kernels.{name}={wanted}: no such provider; registered: {', '.join(sorted(offers))}")
             order = [wanted] if wanted is not None else [*priority.get(name, priority.get("*", ())), NATIVE]
             chosen[name] = next(p for p in order if p in offers)
+            if chosen[name] == NATIVE and name in refused_native:
+                others = ", ".join(sorted(offers.keys() - {NATIVE})) or "none is registered"
+                raise KernelError(
+                    f"kernels.{name}={NATIVE}: refused on this platform: {refused_native[name]}; use another provider "
+                    f"({others})"
+                )
             functions[name] = offers[chosen[name]]
         return BoundOps(functions, chosen)
 
     def select_attention(
-        self, spec: AttentionSpec, info: DeviceInfo, priority: Sequence[str], override: str | None = None
+        self,
+        spec: AttentionSpec,
+        info: DeviceInfo,
+        priority: Sequence[str],
+        override: str | None = None,
+        refused_native: Mapping[str, str] = MappingProxyType({}),
     ) -> Choice[AttentionBackend]:
-        """The first backend of the priority that supports `spec`, native last.
+        """The first backend of the priority that supports `spec`, native last, unless the platform refuses it.
 
         Raises KernelError, with every reason, if none does or the override does not.
         """
-        return _select("attention", self._attention, spec, info, priority, override)
+        return _select("attention", self._attention, spec, info, priority, override, refused_native.get("attention"))
 
     def select_linear(
         self, spec: LinearSpec, info: DeviceInfo, priority: Sequence[str], override: str | None = None
@@ -150,12 +168,15 @@ def _select(
     info: DeviceInfo,
     priority: Sequence[str],
     override: str | None,
+    refused_native: str | None = None,
 ) -> Choice[Backend]:
     order = [override] if override is not None else [*(name for name in priority if name != NATIVE), NATIVE]
     rejected: list[tuple[str, str]] = []
     for name in order:
         backend = registered.get(name)
         reason = "not registered" if backend is None else backend.unsupported_reason(spec, info)
+        if name == NATIVE and refused_native is not None:
+            reason = f"refused on this platform: {refused_native}"
         if backend is not None and reason is None:
             return Choice(backend, tuple(rejected))
         rejected.append((name, reason or ""))

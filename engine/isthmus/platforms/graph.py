@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,8 @@ Forward = Callable[..., Any]
 
 `ctx.shape` is the BatchShape that `pad` gave; `ctx.graph_support` the least of the attention backends' `GraphSupport`.
 """
+ComputeLogits = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""`(hidden [T, hidden_size], rows [N] int64) -> logits [N, vocab_size]` of these rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,10 @@ class GraphBackend(ABC):
         What it gives may be overwritten by the next step.
         """
 
+    def wrap_logits(self, compute_logits: ComputeLogits) -> ComputeLogits:
+        """The same for what follows `wrap`'s callable in a step that samples. Default: eager, without gradients."""
+        return torch.inference_mode()(compute_logits)
+
     def warmup_shapes(self) -> Sequence[BatchShape]:
         """Shapes to run at start, largest first; `pad` leaves each as it is. Default: none.
 
@@ -46,12 +52,31 @@ class GraphBackend(ABC):
         """
         return ()
 
+    def warmed_up(self) -> None:
+        """Called when all of them have run: what comes now is traffic."""
+        return None
+
+    def counters(self) -> Mapping[str, float]:
+        """Figures that only grow, by name, for the engine's metrics. Default: none."""
+        return {}
+
 
 class EagerBackend(GraphBackend):
-    """No padding, no capture."""
+    """No padding, no capture.
+
+    inference_mode: makes the context of each step, one that decorates, as torch's own and `torch.no_grad` do.
+    """
+
+    def __init__(self, inference_mode: Callable[[], Any] = torch.inference_mode) -> None:
+        self._inference_mode = inference_mode
 
     def pad(self, shape: BatchShape) -> BatchShape:
         return shape
 
     def wrap(self, forward: Forward) -> Forward:
-        return torch.inference_mode()(forward)
+        wrapped: Forward = self._inference_mode()(forward)
+        return wrapped
+
+    def wrap_logits(self, compute_logits: ComputeLogits) -> ComputeLogits:
+        wrapped: ComputeLogits = self._inference_mode()(compute_logits)
+        return wrapped

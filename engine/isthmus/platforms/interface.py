@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -39,6 +39,15 @@ class Platform(ABC):
     """Whether queued work runs while the host goes on; if so, the next step is scheduled meanwhile."""
     profile_tokens: int | None = None
     """Tokens of the start-up profiling step; None = the whole token budget. A smaller step is scaled up linearly."""
+    static_shapes: bool = False
+    """Whether each shape that an operation is given costs a compilation. If so, a step's inputs are tensors of their
+    own instead of views, with block tables at full width; logits are computed for as many rows as the step is padded
+    to, and edited on the host; weights are put together on the host.
+    """
+    refused_native: Mapping[str, str] = MappingProxyType({})
+    """What native must not serve here, because its results or its costs are wrong on this device: "attention" or an op
+    -> why, for people. Another provider must.
+    """
     unclaimed: Mapping[str, str] = MappingProxyType({})
     """Areas of the conformance kit that this platform does not claim to pass: area -> why, for people."""
 
@@ -62,6 +71,13 @@ class Platform(ABC):
         """Give the allocator's unused memory back. Default: the allocator keeps none."""
         return None
 
+    def inference_mode(self) -> Any:
+        """The context in which everything is computed, where no graph backend says otherwise; it must decorate too.
+
+        Default: `torch.inference_mode`. The other choice is `torch.no_grad`.
+        """
+        return torch.inference_mode()
+
     def zeros(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Zero-filled memory of the KV cache, for as long as the tensor lives. Default: torch's allocator."""
         return torch.zeros(tuple(shape), dtype=dtype, device=device)
@@ -75,7 +91,9 @@ class Platform(ABC):
         return lambda: host
 
     def config_defaults(self, config: EngineConfig) -> Mapping[str, object]:
-        """Proposals for fields that the user left on AUTO: dotted path -> value. Pure; default: none."""
+        """Proposals for fields that the user left on AUTO: dotted path -> value, or `isthmus.config.Proposal` with a
+        reason. Pure; default: none.
+        """
         return {}
 
     def kernel_priority(self) -> Mapping[str, Sequence[str]]:
@@ -84,7 +102,7 @@ class Platform(ABC):
 
     def graph_backend(self, config: EngineConfig, device: torch.device) -> GraphBackend:
         """The capture or compile policy. Default: eager."""
-        return EagerBackend()
+        return EagerBackend(self.inference_mode)
 
     def communicator(self, group: GroupSpec, device: torch.device) -> Communicator:
         """Collectives of one group. Default: torch.distributed, or no-ops for a group of one."""

@@ -63,7 +63,7 @@ class KVCachePool:
         if ops.swap_in:
             self._swap(group, self.host_caches, self.caches, ops.swap_in)
         if ops.copy:
-            src, dst = torch.tensor(ops.copy, dtype=torch.int64, device=self._device).unbind(1)
+            src, dst = (ids.to(self._device) for ids in torch.tensor(ops.copy, dtype=torch.int64).unbind(1))
             for layer, backend in self._layers(group):
                 backend.copy_blocks(self.caches[layer], src, dst)
 

@@ -12,15 +12,17 @@ from isthmus.layers.env import AttentionGroups, ForwardContext
 from isthmus.models.base import CausalLM
 from isthmus.ops.registry import BoundOps
 from isthmus.platforms import AttentionBatch, BatchShape, GraphBackend, GraphSupport, Platform
-from isthmus.scheduler.output import ModelRunnerOutput, NewRequestData, RawLogprobs, SchedulerOutput
+from isthmus.sampling_params import SamplingParams
+from isthmus.scheduler.block_pool import NULL_BLOCK
+from isthmus.scheduler.output import BlockOps, ModelRunnerOutput, NewRequestData, RawLogprobs, SchedulerOutput
 from isthmus.worker.block_groups import BlockGroups
 from isthmus.worker.input_buffers import InputBuffers
 from isthmus.worker.kv_cache import KVCachePool
 from isthmus.worker.request_state import RequestState
-from isthmus.worker.sampler import Sampler
+from isthmus.worker.sampler import Sampler, SamplerOutput
 
 PROMPT_LOGPROBS_ROWS = 64
-"""Prompt positions whose logits are held at once."""
+"""Prompt positions whose logits are held at once; with static shapes, as many as a step samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +75,19 @@ class ModelRunner:
         self._graph_support = min(
             (backend.graph_support for backend in attention.backends), default=GraphSupport.ALWAYS
         )
-        self._logits = torch.inference_mode()(model.compute_logits)
+        self._logits = graph.wrap_logits(lambda hidden, rows: model.compute_logits(hidden[rows]))
         self.state = RequestState(limits.max_num_seqs, limits.max_model_len, limits.block_size, len(groups))
+        self._max_blocks = self.state.block_tables[0].shape[1]
         self._buffers = InputBuffers(
             limits.max_num_batched_tokens,
             limits.max_num_seqs,
-            self.state.block_tables[0].shape[1],
+            self._max_blocks,
             device,
             num_groups=len(groups),
             pin_memory=platform.pin_memory,
+            static_shapes=platform.static_shapes,
         )
-        self.sampler = Sampler(vocab_size, limits.max_num_seqs, ops, device)
+        self.sampler = Sampler(vocab_size, limits.max_num_seqs, ops)
         self._prompt_logprobs: dict[str, int] = {}
         self._pool: KVCachePool | None = None
         self._await_inputs: Callable[[], object] = lambda: None
@@ -109,9 +113,9 @@ class ModelRunner:
         if not output.num_scheduled_tokens:
             return ModelRunnerOutput([])
         step = self._prepare(output)
-        hidden = self._run(step)
-        prompt_logprobs = self._take_prompt_logprobs(step, hidden) if self._prompt_logprobs else {}
-        return self._sample(step, hidden, prompt_logprobs)
+        hidden, padded = self._run(step)
+        prompt_logprobs = self._take_prompt_logprobs(step, hidden, padded) if self._prompt_logprobs else {}
+        return self._sample(step, hidden, padded, prompt_logprobs)
 
     def _update_state(self, output: SchedulerOutput) -> None:
         """Drop rows first: a freed row, or a finished id, may be used again by a new request of this very step."""
@@ -189,17 +193,19 @@ class ModelRunner:
         seq_lens = buffers.seq_lens.np[: padded.num_reqs]
         max_seq_len = int(seq_lens.max())
         max_blocks = -(-max_seq_len // self._limits.block_size)
+        width = self._max_blocks if self._platform.static_shapes else max_blocks
         query_start_loc = buffers.query_start_loc.commit(padded.num_reqs + 1)
         seq_lens_on_device = buffers.seq_lens.commit(padded.num_reqs)
         batches = []
         for slots, table in zip(buffers.slot_mappings, buffers.block_tables, strict=True):
             slots.np[num_tokens : padded.num_tokens] = -1
             table.np[num_reqs : padded.num_reqs, :max_blocks] = 0
+            table.np[: padded.num_reqs, max_blocks:width] = 0
             batches.append(
                 AttentionBatch(
                     query_start_loc=query_start_loc,
                     seq_lens=seq_lens_on_device,
-                    block_table=table.commit(padded.num_reqs, max_blocks),
+                    block_table=table.commit(padded.num_reqs, width),
                     slot_mapping=slots.commit(padded.num_tokens),
                     num_reqs=padded.num_reqs,
                     num_tokens=num_tokens,
@@ -211,8 +217,8 @@ class ModelRunner:
             )
         return batches
 
-    def _run(self, step: Step) -> torch.Tensor:
-        """Hidden states [T, hidden_size] of the step's real tokens."""
+    def _run(self, step: Step) -> tuple[torch.Tensor, BatchShape]:
+        """Hidden states [T, hidden_size], those of the step's tokens first, and the shape that the step was run at."""
         num_tokens, num_reqs = int(step.query_start_loc[-1]), len(step.req_ids)
         padded = self._graph.pad(BatchShape(num_tokens, num_reqs, int(step.num_scheduled.max())))
         batches = self._batches(num_tokens, num_reqs, padded)
@@ -230,20 +236,21 @@ class ModelRunner:
         if self._platform.pin_memory and not len(step.sampling):  # one that samples waits for its token anyway
             self._await_inputs = self._platform.async_to_host(positions[:1])
         hidden: torch.Tensor = self._forward(input_ids, positions, context)
-        return hidden[:num_tokens]
+        return hidden, padded
 
     def _sample(
-        self, step: Step, hidden: torch.Tensor, prompt_logprobs: dict[str, tuple[int, list[RawLogprobs]]]
+        self,
+        step: Step,
+        hidden: torch.Tensor,
+        padded: BatchShape,
+        prompt_logprobs: dict[str, tuple[int, list[RawLogprobs]]],
     ) -> ModelRunnerOutput:
         sampled: list[list[int]] = [[] for _ in step.req_ids]
         if not len(step.sampling):
             return ModelRunnerOutput(sampled, prompt_logprobs=prompt_logprobs)
-        count = len(step.sampling)
-        self._buffers.logits_indices.np[:count] = step.query_start_loc[step.sampling + 1] - 1
-        logits = self._logits(hidden[self._buffers.logits_indices.commit(count)])
         rows = step.rows[step.sampling]
-        result = self.sampler.sample(logits, rows, self.state.token_ids, self.state.num_tokens)
-        token_ids = self._platform.async_to_host(result.token_ids)().numpy()
+        result = self._sample_rows(hidden, padded, step.query_start_loc[step.sampling + 1] - 1, rows)
+        token_ids = self._platform.async_to_host(result.token_ids)().numpy()[: len(rows)]
         self.state.append_tokens(rows, token_ids)
         for index, token in zip(step.sampling.tolist(), token_ids.tolist(), strict=True):
             sampled[index] = [token]
@@ -255,9 +262,25 @@ class ModelRunner:
         }
         return ModelRunnerOutput(sampled, logprobs, prompt_logprobs, invalid)
 
-    def _take_prompt_logprobs(self, step: Step, hidden: torch.Tensor) -> dict[str, tuple[int, list[RawLogprobs]]]:
+    def _sample_rows(
+        self, hidden: torch.Tensor, padded: BatchShape, places: np.ndarray, rows: np.ndarray
+    ) -> SamplerOutput:
+        """The next token of `rows`, whose last ones are at `places` of the batch; perhaps more, that mean nothing."""
+        is_static, count = self._platform.static_shapes, len(rows)
+        if is_static:
+            places, rows = _repeat_first(places, padded.num_reqs), _repeat_first(rows, padded.num_reqs)
+        self._buffers.logits_indices.np[: len(rows)] = places
+        logits = self._logits(hidden, self._buffers.logits_indices.commit(len(rows)))
+        if is_static and self.sampler.needs_logits(rows):
+            logits, rows = self._platform.async_to_host(logits)()[:count], rows[:count]
+        return self.sampler.sample(logits, rows, self.state.token_ids, self.state.num_tokens)
+
+    def _take_prompt_logprobs(
+        self, step: Step, hidden: torch.Tensor, padded: BatchShape
+    ) -> dict[str, tuple[int, list[RawLogprobs]]]:
         """For requests that want them: log-probabilities of the prompt tokens that follow this step's positions."""
         found: dict[str, tuple[int, list[RawLogprobs]]] = {}
+        at_once = padded.num_reqs if self._platform.static_shapes else PROMPT_LOGPROBS_ROWS
         for index, request_id in enumerate(step.req_ids):
             k = self._prompt_logprobs.get(request_id)
             if k is None:
@@ -266,17 +289,22 @@ class ModelRunner:
             prompt = int(self.state.num_prompt_tokens[row])
             last = min(first + int(step.num_scheduled[index]), prompt - 1)
             entries: list[RawLogprobs] = []
-            for at in range(first, last, PROMPT_LOGPROBS_ROWS):
-                end = min(at + PROMPT_LOGPROBS_ROWS, last)
+            for at in range(first, last, at_once):
+                end = min(at + at_once, last)
                 offset = int(step.query_start_loc[index]) - first
-                logits = self._logits(hidden[at + offset : end + offset])
-                next_ids = torch.from_numpy(self.state.token_ids[row, at + 1 : end + 1].astype(np.int64)).to(
-                    self._device
-                )
-                entries.extend(self.sampler.prompt_logprobs(logits, next_ids, k))
+                logits = self._logits_at(hidden, np.arange(at + offset, end + offset), at_once)
+                next_ids = torch.from_numpy(self.state.token_ids[row, at + 1 : end + 1].astype(np.int64))
+                entries.extend(self.sampler.prompt_logprobs(logits, next_ids.to(logits.device), k))
             if entries:
                 found[request_id] = (first + 1, entries)
         return found
+
+    def _logits_at(self, hidden: torch.Tensor, places: np.ndarray, at_once: int) -> torch.Tensor:
+        """Logits at some places of the batch, at most `at_once`."""
+        if not self._platform.static_shapes:
+            return self._logits(hidden, torch.from_numpy(places).to(self._device))
+        rows = torch.from_numpy(_repeat_first(places, at_once)).to(self._device)
+        return self._platform.async_to_host(self._logits(hidden, rows))()[: len(places)]
 
     def profile(self, num_tokens: int, num_logits: int) -> None:
         """One forward of a single sequence of `num_tokens` and `num_logits` rows of logits, on a scratch pool."""
@@ -287,16 +315,28 @@ class ModelRunner:
         for slots, table in zip(self._buffers.slot_mappings, self._buffers.block_tables, strict=True):
             slots.np[:num_tokens] = np.arange(num_tokens) + size
             table.np[0, :blocks] = np.arange(1, blocks + 1)
-        hidden = self._run(step)
-        self._logits(hidden[:num_logits]).float()
+        hidden, _ = self._run(step)
+        self._logits(hidden, torch.arange(num_logits).to(self._device)).float()
         self._platform.synchronize(self._device)
         self._pool = None
 
     def warm_up(self, shapes: Sequence[BatchShape]) -> None:
         """A step of each shape, in their order; nothing is written to the pool. The policy may record them."""
         for shape in shapes:
-            self._run(self._made_up(query_lens(shape)))
+            hidden, padded = self._run(self._made_up(query_lens(shape)))
+            if self._platform.static_shapes:
+                self._warm_up_sampling(hidden, padded)
+        if shapes and self._platform.static_shapes:
+            self.pool.apply([BlockOps(copy=((NULL_BLOCK, NULL_BLOCK),))] * len(self._groups))
         self._platform.synchronize(self._device)
+
+    def _warm_up_sampling(self, hidden: torch.Tensor, padded: BatchShape) -> None:
+        """Sample for a made-up request, the most likely token and a random one."""
+        first = np.zeros(1, np.int64)
+        for temperature in (0, 1):
+            self.sampler.add(0, SamplingParams(temperature=temperature), seed=0, num_prompt_tokens=0)
+            self._platform.async_to_host(self._sample_rows(hidden, padded, first, first).token_ids)()
+        self.sampler.remove(0)
 
     def _made_up(self, lens: Sequence[int]) -> Step:
         """New requests with queries of these lengths; their tokens have no slot, their tables are empty."""
@@ -323,3 +363,8 @@ def query_lens(shape: BatchShape) -> list[int]:
     lens = [shape.max_query_len] * min(longer, shape.num_reqs)
     lens += [1 + rest] * (len(lens) < shape.num_reqs)
     return lens + [1] * (shape.num_reqs - len(lens))
+
+
+def _repeat_first(values: np.ndarray, count: int) -> np.ndarray:
+    """`values` [n], then the first of them until there are `count`."""
+    return np.concatenate([values, np.repeat(values[:1], count - len(values))])

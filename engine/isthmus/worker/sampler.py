@@ -26,7 +26,7 @@ _NEUTRAL = SamplingParams(temperature=0)
 
 @dataclass(frozen=True, slots=True)
 class SamplerOutput:
-    """token_ids [N] int64 on the device, in the order of the batch.
+    """token_ids [N] int64 where the logits are, in the order of the batch.
 
     logprobs: one entry a row, None for rows that asked for none; None if no row asked.
     invalid_rows: positions in the batch whose masks left no token; their token id means nothing.
@@ -44,10 +44,9 @@ class Sampler:
     batch. Token n of the output is drawn with a number made of (seed, n) alone, so preemption does not change it.
     """
 
-    def __init__(self, vocab_size: int, max_num_rows: int, ops: BoundOps, device: torch.device) -> None:
+    def __init__(self, vocab_size: int, max_num_rows: int, ops: BoundOps) -> None:
         self._vocab_size = vocab_size
         self._sample_op = ops.sample
-        self._device = device
 
         def column(dtype: npt.DTypeLike) -> npt.NDArray[Any]:
             return np.zeros(max_num_rows, dtype=dtype)
@@ -119,6 +118,10 @@ class Sampler:
         """Forget the request in `row`."""
         self.add(row, _NEUTRAL, seed=0, num_prompt_tokens=0)
 
+    def needs_logits(self, rows: IntArray) -> bool:
+        """Whether more is done with the logits of these rows than sampling: edits, or logprobs."""
+        return bool(self._edited_rows.positions(rows).size or self._logprob_rows.positions(rows).size)
+
     def sample(self, logits: torch.Tensor, rows: IntArray, token_ids: IntArray, num_tokens: IntArray) -> SamplerOutput:
         """Sample the next token of each row of the batch.
 
@@ -130,11 +133,11 @@ class Sampler:
         seeds = mix64(torch.from_numpy(self._seed[rows]) + torch.from_numpy(num_output_tokens + 1) * GAMMA)
         sampled = self._sample_op(
             adjusted,
-            self._column(self._temperature, self._random_rows, rows),
-            self._column(self._top_k, self._top_k_rows, rows),
-            self._column(self._top_p, self._top_p_rows, rows),
-            self._column(self._min_p, self._min_p_rows, rows),
-            seeds.to(self._device),
+            self._column(self._temperature, self._random_rows, rows, logits.device),
+            self._column(self._top_k, self._top_k_rows, rows, logits.device),
+            self._column(self._top_p, self._top_p_rows, rows, logits.device),
+            self._column(self._min_p, self._min_p_rows, rows, logits.device),
+            seeds.to(logits.device),
         )
         return SamplerOutput(sampled, self._logprobs(logits, sampled, rows), invalid_rows)
 
@@ -142,11 +145,13 @@ class Sampler:
         """Logprobs of the prompt tokens that followed: logits [P, V], next_ids [P] int64 on the same device."""
         return _top_logprobs(logits, next_ids, [k] * logits.shape[0])
 
-    def _column(self, values: npt.NDArray[Any], users: RowSet, rows: IntArray) -> torch.Tensor | None:
-        """A parameter of the batch on the device, or None if no row of the batch uses it."""
+    def _column(
+        self, values: npt.NDArray[Any], users: RowSet, rows: IntArray, device: torch.device
+    ) -> torch.Tensor | None:
+        """A parameter of the batch, or None if no row of the batch uses it."""
         if not users.positions(rows).size:
             return None
-        return torch.from_numpy(values[rows]).to(self._device)
+        return torch.from_numpy(values[rows]).to(device)
 
     def _adjust(
         self,
@@ -167,21 +172,21 @@ class Sampler:
         self._apply_bans(logits, self._stop_ids.flat(rows, where=num_output_tokens < self._min_tokens[rows]))
         self._apply_bias(logits, rows)
         self._apply_penalties(logits, rows, token_ids, num_tokens)
-        has_token = torch.isfinite(logits[torch.from_numpy(edited).to(self._device)]).any(dim=-1).cpu().numpy()
+        has_token = torch.isfinite(logits[torch.from_numpy(edited).to(logits.device)]).any(dim=-1).cpu().numpy()
         return logits, tuple(edited[~has_token].tolist())
 
     def _apply_allowed(self, logits: torch.Tensor, rows: IntArray) -> None:
         allowed = self._allowed_ids.flat(rows)
         if allowed is None:
             return
-        index = allowed.index(self._device)
+        index = allowed.index(logits.device)
         kept = logits[index]
         logits[index[0].unique()] = -torch.inf
         logits[index] = kept
 
     def _apply_bans(self, logits: torch.Tensor, banned: FlatLists | None) -> None:
         if banned is not None:
-            logits[banned.index(self._device)] = -torch.inf
+            logits[banned.index(logits.device)] = -torch.inf
 
     def _apply_banned_sequences(
         self, logits: torch.Tensor, rows: IntArray, token_ids: IntArray, num_tokens: IntArray
@@ -190,12 +195,12 @@ class Sampler:
             row = int(rows[position])
             banned = self._banned_sequences[row].banned_after(token_ids[row, : num_tokens[row]])
             if banned.size:
-                logits[position, torch.from_numpy(banned).to(self._device)] = -torch.inf
+                logits[position, torch.from_numpy(banned).to(logits.device)] = -torch.inf
 
     def _apply_bias(self, logits: torch.Tensor, rows: IntArray) -> None:
         bias = self._bias.flat(rows)
         if bias is not None:
-            logits.index_put_(bias.index(self._device), bias.values.to(self._device), accumulate=True)
+            logits.index_put_(bias.index(logits.device), bias.values.to(logits.device), accumulate=True)
 
     def _apply_penalties(self, logits: torch.Tensor, rows: IntArray, token_ids: IntArray, num_tokens: IntArray) -> None:
         """Repetition over prompt and output, then frequency and presence over the output."""
@@ -207,13 +212,13 @@ class Sampler:
         column = np.arange(history.shape[1])
         is_token = column < num_tokens[members, None]
         is_output = is_token & (column >= self._num_prompt_tokens[members, None])
-        is_seen = self._count(history, is_token) > 0
-        output_counts = self._count(history, is_output)
+        is_seen = self._count(history, is_token, logits.device) > 0
+        output_counts = self._count(history, is_output, logits.device)
 
         def per_row(values: npt.NDArray[Any]) -> torch.Tensor:
-            return torch.from_numpy(values[members, None]).to(self._device)
+            return torch.from_numpy(values[members, None]).to(logits.device)
 
-        at = torch.from_numpy(positions).to(self._device)
+        at = torch.from_numpy(positions).to(logits.device)
         before = logits[at]
         repetition = per_row(self._repetition)
         after = torch.where(is_seen, torch.where(before > 0, before / repetition, before * repetition), before)
@@ -221,11 +226,11 @@ class Sampler:
         after -= per_row(self._presence) * (output_counts > 0)
         logits[at] = after
 
-    def _count(self, token_ids: IntArray, counts: npt.NDArray[np.bool_]) -> torch.Tensor:
+    def _count(self, token_ids: IntArray, counts: npt.NDArray[np.bool_], device: torch.device) -> torch.Tensor:
         """How often each id occurs in each row where `counts` [M, L] is true: [M, V] float32."""
-        ids = torch.from_numpy(np.where(counts, token_ids, 0)).to(self._device)
-        ones = torch.from_numpy(counts.astype(np.float32)).to(self._device)
-        zeros = torch.zeros(ids.shape[0], self._vocab_size, dtype=torch.float32, device=self._device)
+        ids = torch.from_numpy(np.where(counts, token_ids, 0)).to(device)
+        ones = torch.from_numpy(counts.astype(np.float32)).to(device)
+        zeros = torch.zeros(ids.shape[0], self._vocab_size, dtype=torch.float32, device=device)
         return zeros.scatter_add_(1, ids, ones)
 
     def _logprobs(
@@ -234,7 +239,7 @@ class Sampler:
         positions = self._logprob_rows.positions(rows)
         if not positions.size:
             return None
-        at = torch.from_numpy(positions).to(self._device)
+        at = torch.from_numpy(positions).to(logits.device)
         found = _top_logprobs(logits[at], sampled[at], self._num_logprobs[rows[positions]].tolist())
         result: list[TokenLogprobs | None] = [None] * len(rows)
         for position, logprobs in zip(positions.tolist(), found, strict=True):

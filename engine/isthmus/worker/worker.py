@@ -6,7 +6,7 @@ import functools
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -79,6 +79,7 @@ class Worker:
         self._spec = spec
         self._on_stage = on_stage or (lambda stage: None)
         self._runner: ModelRunner | None = None
+        self._graph: GraphBackend | None = None
         self._prefill_tokens_per_s: float | None = None
         self.ledger: MemoryLedger | None = None
 
@@ -92,7 +93,7 @@ class Worker:
         register_native(registry)
         self._plugins.register_kernels(registry, platform)
         groups = AttentionGroups(self._attention_factory(registry, device))
-        ops = registry.bind_ops(platform.kernel_priority(), dict(config.kernels.ops))
+        ops = registry.bind_ops(platform.kernel_priority(), dict(config.kernels.ops), platform.refused_native)
         env = ModelEnv(
             ops=ops,
             attention=groups,
@@ -123,6 +124,8 @@ class Worker:
         )
         self._runner.allocate(self.ledger.num_blocks, num_host_blocks)
         self._runner.warm_up(shapes)
+        graph.warmed_up()
+        self._graph = graph
         return EngineLimits(
             groups=blocks.limits(self.ledger.num_blocks, num_host_blocks),
             prefill_tokens_per_s=self._prefill_tokens_per_s,
@@ -132,12 +135,14 @@ class Worker:
     def _load(self, env: ModelEnv, device: torch.device) -> CausalLM:
         models = ModelRegistry()
         self._plugins.register_models(models)
+        made_on = torch.device("cpu") if self._platform.static_shapes else device
         if self._config.load.format == DUMMY:
-            model = build_model(self._spec, env, device, models)
+            model = build_model(self._spec, env, made_on, models)
             init_dummy(model, self._config.model.seed)
         else:
-            model = load_model(self._checkpoint, self._spec, env, device, models)
-        with torch.inference_mode():
+            model = load_model(self._checkpoint, self._spec, env, made_on, models)
+        with self._platform.inference_mode():
+            model.to(device)
             model.pack()
         return model
 
@@ -148,7 +153,7 @@ class Worker:
         order, override = self._order("attention"), self._config.kernels.attention
 
         def make(spec: AttentionSpec) -> AttentionBackend:
-            choice = registry.select_attention(spec, info, order, override)
+            choice = registry.select_attention(spec, info, order, override, self._platform.refused_native)
             for name, reason in choice.rejected:
                 logger.info("attention %s not used: %s", name, reason)
             return choice.backend(spec, device)
@@ -298,6 +303,10 @@ class Worker:
     def execute_model(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """One step."""
         return self.runner.execute_model(output)
+
+    def counters(self) -> Mapping[str, float]:
+        """What the graph policy counts, by name."""
+        return {} if self._graph is None else self._graph.counters()
 
     def shutdown(self) -> None:
         """Drop model and cache."""

@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import importlib.util
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
-from isthmus.platforms import DeviceInfo, MemoryStats, Platform
+from isthmus.errors import PlatformError
+from isthmus.platforms import (
+    Communicator,
+    DeviceInfo,
+    GroupSpec,
+    MemoryStats,
+    Platform,
+    SingleCommunicator,
+    TorchCommunicator,
+)
+from isthmus_xpu.packages import PRIORITY
 from isthmus_xpu.probe import VISIBLE
+
+if TYPE_CHECKING:
+    from isthmus.config import EngineConfig
+
+logger = logging.getLogger(__name__)
+
+ONECCL_BINDINGS = "oneccl_bindings_for_pytorch"
+"""Registers the backend "ccl" with torch.distributed when it is imported."""
 
 
 class XpuPlatform(Platform):
-    """One GPU a rank. Kernels are native for now."""
+    """One GPU a rank."""
 
     name = "xpu"
     is_asynchronous = True
@@ -20,25 +44,42 @@ class XpuPlatform(Platform):
     pin_memory = True
     visible_devices_env = VISIBLE
     ray_resource = "GPU"
+    unclaimed = MappingProxyType(
+        {
+            "comm": "collectives between Intel GPUs have never been run by this project",
+            "determinism": "whether Intel's kernels sum in the same order every time is not known to this project",
+        }
+    )
+
+    @staticmethod
+    def check_available() -> None:
+        """Raises PlatformError where the kernel lists GPUs and torch.xpu finds none."""
+        if torch.xpu.device_count() > 0:
+            return
+        raise PlatformError(
+            "the kernel lists an Intel GPU, but torch.xpu finds no device; install Intel's compute runtime (the "
+            f"Level Zero driver libze_intel_gpu.so.1), and see that {VISIBLE} names whole devices or is not set"
+        )
 
     def device_info(self, index: int = 0) -> DeviceInfo:
-        """`arch` is the driver's device id, the one stable key that every driver version reports."""
+        """`arch` is the driver's device id, or the compiler's number of the architecture where torch has no id."""
         device = torch.xpu.get_device_properties(index)
-        has_matrix_units = device.has_subgroup_matrix_multiply_accumulate
-        dtypes = ("bfloat16", "float16", "float32") if has_matrix_units else ("float16", "float32")
-        return DeviceInfo(device.name, f"0x{device.device_id:04x}", device.total_memory, dtypes)
+        device_id = getattr(device, "device_id", None)
+        arch = f"0x{device_id:04x}" if device_id is not None else f"xe_{device.architecture:x}"
+        return DeviceInfo(device.name, arch, device.total_memory, supported_dtypes(device))
 
     def init_device(self, local_rank: int) -> torch.device:
         device = torch.device(self.device_type, local_rank)
         torch.xpu.set_device(device)
+        for dtype, reason in declined_dtypes(torch.xpu.get_device_properties(local_rank)).items():
+            logger.info("%s: not offered on %s: %s", dtype, device, reason)
         return device
 
     def memory_stats(self, device: torch.device, *, reset_peak: bool = False) -> MemoryStats:
         """`free` counts what torch's allocator holds but does not use; `allocated` and `peak` are tensors only."""
-        free, total = torch.xpu.mem_get_info(device)
-        allocated = torch.xpu.memory_allocated(device)
-        unused = torch.xpu.memory_reserved(device) - allocated
-        stats = MemoryStats(free + unused, total, allocated, torch.xpu.max_memory_allocated(device))
+        allocated, reserved = torch.xpu.memory_allocated(device), torch.xpu.memory_reserved(device)
+        free, total = _free_and_total(device, reserved)
+        stats = MemoryStats(free + reserved - allocated, total, allocated, torch.xpu.max_memory_allocated(device))
         if reset_peak:
             torch.xpu.reset_peak_memory_stats(device)
         return stats
@@ -50,6 +91,7 @@ class XpuPlatform(Platform):
         torch.xpu.empty_cache()
 
     def async_to_host(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Into page-locked memory, in stream order: what is queued later does not reach the copy."""
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         host.copy_(tensor, non_blocking=True)
         copied = torch.xpu.Event()
@@ -60,3 +102,61 @@ class XpuPlatform(Platform):
             return host
 
         return wait
+
+    def config_defaults(self, config: EngineConfig) -> Mapping[str, object]:
+        """64 tokens a block: what every attention provider is tested with by its authors."""
+        return {
+            "cache.block_size": 64,
+            "scheduler.max_num_batched_tokens": 8192,
+            "scheduler.max_num_seqs": 256,
+        }
+
+    def kernel_priority(self) -> Mapping[str, Sequence[str]]:
+        """`isthmus platforms` says which of these can be used here, and why not the others."""
+        return {"attention": PRIORITY, "*": ("triton",)}
+
+    def communicator(self, group: GroupSpec, device: torch.device) -> Communicator:
+        """Raises PlatformError if neither XCCL nor oneCCL's bindings are there."""
+        if group.size == 1:
+            return SingleCommunicator()
+        return TorchCommunicator(group, collective_backend(), device)
+
+
+def collective_backend() -> str:
+    """torch's own XCCL, else oneCCL's bindings. Raises PlatformError, with both reasons, if there is neither."""
+    if dist.is_xccl_available():
+        return "xccl"
+    if importlib.util.find_spec(ONECCL_BINDINGS) is not None:
+        importlib.import_module(ONECCL_BINDINGS)
+        return "ccl"
+    raise PlatformError(
+        f"no collectives between Intel GPUs: torch {torch.__version__} is built without XCCL, and {ONECCL_BINDINGS} is "
+        "not installed; install an XPU build of torch with XCCL, or parallel.tensor_parallel_size=1"
+    )
+
+
+def supported_dtypes(device: Any) -> tuple[str, ...]:
+    """Compute dtypes by name, the preferred one first, from `torch.xpu.get_device_properties`."""
+    declined = declined_dtypes(device)
+    return tuple(name for name in ("bfloat16", "float16", "float32") if name not in declined)
+
+
+def declined_dtypes(device: Any) -> Mapping[str, str]:
+    """Dtype -> why a device that torch.xpu runs on does not compute in it."""
+    declined = {}
+    if not device.has_subgroup_matrix_multiply_accumulate:
+        declined["bfloat16"] = f"{device.name} has no matrix units (XMX), so that it would be emulated"
+    if not device.has_fp16:
+        declined["float16"] = f"{device.name} has no float16 arithmetic"
+    return declined
+
+
+def _free_and_total(device: torch.device, reserved: int) -> tuple[int, int]:
+    """Bytes. Some drivers keep the free memory to themselves: then all that this process does not hold counts."""
+    try:
+        free, total = torch.xpu.mem_get_info(device)
+    except RuntimeError as error:
+        total = torch.xpu.get_device_properties(device).total_memory
+        logger.warning("%s does not tell its free memory (%s): other programs' is taken for free", device, error)
+        return max(total - reserved, 0), total
+    return free, total

@@ -9,6 +9,7 @@ from pathlib import Path
 from isthmus.plugins import Probe
 from isthmus.plugins.entry import ACCELERATOR, UNUSABLE
 from isthmus.plugins.probing import TorchBuild, torch_build, visible_devices
+from isthmus_xpu.packages import Installed, problems
 
 VISIBLE = "ZE_AFFINITY_MASK"
 _INTEL = "0x8086"
@@ -18,9 +19,13 @@ def probe(
     *,
     root: Path = Path("/"),
     build: Callable[[], TorchBuild | None] = torch_build,
+    attention: Callable[[], Mapping[str, str | None]] = lambda: problems(Installed()),
     environ: Mapping[str, str] = os.environ,
 ) -> Probe:
-    """Devices, then access, then visibility, then torch: the first that is missing is the reason."""
+    """Devices, then access, then visibility, then torch: the first that is missing is the reason.
+
+    Where nothing is, the reason ends in the attention providers: which can be used, and why not the others.
+    """
     nodes = _render_nodes(root)
     if not nodes:
         return Probe(UNUSABLE, "no Intel GPU (no render node of vendor 0x8086 in /sys/class/drm)")
@@ -36,7 +41,14 @@ def probe(
     if torch is None or torch.xpu is None:
         installed = "torch is not installed" if torch is None else f"torch {torch.version} is built without XPU"
         return Probe(UNUSABLE, f"{found}, but {installed}; install an XPU build of torch")
-    return Probe(ACCELERATOR, f"{found}, SYCL {torch.xpu}", count)
+    return Probe(ACCELERATOR, f"{found}, SYCL {torch.xpu}; {_explained(attention())}", count)
+
+
+def _explained(providers: Mapping[str, str | None]) -> str:
+    """ "attention: sdpa, native; not ipex (it is not installed)" """
+    usable = [name for name, problem in providers.items() if problem is None]
+    missing = [f"{name} ({problem})" for name, problem in providers.items() if problem is not None]
+    return "; not ".join(filter(None, (f"attention: {', '.join([*usable, 'native'])}", ", ".join(missing))))
 
 
 def _render_nodes(root: Path) -> list[str]:
