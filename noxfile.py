@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import shutil
 import sys
 from collections.abc import Mapping
@@ -37,6 +38,15 @@ MUTATION = (
     "sortedcontainers>=2.4",
 )
 """mutmut, and what the scheduler and its tests import; not isthmus, of which a copy is tested."""
+CLIENTS = (
+    *("-c", "constraints/cpu.txt", ".[server]"),
+    *("pytest>=8.3", "pytest-timeout>=2.3", "httpx>=0.27"),
+    *("openai==3.57.0", "langchain-openai==1.7.4", "schemathesis==4.32.5"),
+)
+"""Pinned, so that what fails is the server. Newer ones are tried by changing these lines."""
+BROWSER = ("playwright>=1.49",)
+"""It brings a driver, and drives the Chromium that is there."""
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 FROM_SOURCE = {"PYTHONPATH": "engine"}
 """For modules that need neither torch nor an installation."""
 
@@ -147,6 +157,29 @@ def kit_faults(session: nox.Session) -> None:
     session.run("make", "test", "TESTS=tests/faults")
 
 
+@nox.session(python=False)
+def clients(session: nox.Session) -> None:
+    """The server driven by the official client, LangChain and schemathesis, in an environment with these."""
+    python = environment(session, CLIENTS) / "python"
+    session.run(str(python), "-m", "pytest", "tests/clients", *session.posargs)
+
+
+@nox.session(python=False)
+def console(session: nox.Session) -> None:
+    """The console in a real Chromium; pictures go to reports/console.
+
+    Installs what is missing: playwright with pip, and, as root on Debian, the browser. ISTHMUS_CHROMIUM may name one.
+    """
+    if not any(map(shutil.which, CHROMIUM)) and "ISTHMUS_CHROMIUM" not in os.environ:
+        if os.geteuid() or not shutil.which("apt-get"):
+            session.error("there is no Chromium here: install one, or name it in ISTHMUS_CHROMIUM")
+        session.run("apt-get", "update", "-qq")
+        session.run("apt-get", "install", "-qq", "--no-install-recommends", "chromium", "fonts-dejavu-core")
+    session.run("make", ".venv/.dev")
+    session.run(".venv/bin/pip", "install", "-qq", *BROWSER)
+    session.run(".venv/bin/python", "-m", "pytest", "tests/console", *session.posargs)
+
+
 @nox.session(python=False, name="xpu-tests")
 def xpu_tests(session: nox.Session) -> None:
     """The tests of IPEX's kernels, which need the environment of `conformance(xpu-cpu)`."""
@@ -172,6 +205,13 @@ def soak(session: nox.Session) -> None:
     """A million requests through the scheduler; nothing may be left of them."""
     session.run("make", ".venv/.dev")
     session.run(".venv/bin/python", "benchmarks/soak.py", *session.posargs)
+
+
+@nox.session(python=False, tags=["nightly"])
+def chaos(session: nox.Session) -> None:
+    """500 clients that vanish, dawdle and send rubbish for two minutes; nothing may be left of them."""
+    environ = {"ISTHMUS_CHAOS_CLIENTS": "500", "ISTHMUS_CHAOS_SECONDS": "120"}
+    session.run("make", "test", "TESTS=tests/chaos", env=environ)
 
 
 @nox.session(python=False, name="new-cases", tags=["nightly"])

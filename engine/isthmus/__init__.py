@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from isthmus.config import EngineConfig
     from isthmus.engine.request_stream import OutputKind
     from isthmus.llm import LLM
-    from isthmus.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput
+    from isthmus.outputs import CompletionOutput, EmbeddingOutput, FinishReason, Logprob, RequestOutput
+    from isthmus.pooling_params import PoolingParams
     from isthmus.sampling_params import BeamSearchParams, SamplingParams
     from isthmus.scheduling_params import SchedulingParams
+    from isthmus.structured.spec import StructuredOutput
 
 __version__ = "0.1.0"
 
@@ -24,13 +26,16 @@ __all__ = [
     "AsyncLLM",
     "BeamSearchParams",
     "CompletionOutput",
+    "EmbeddingOutput",
     "EngineConfig",
     "FinishReason",
     "Logprob",
     "OutputKind",
+    "PoolingParams",
     "RequestOutput",
     "SamplingParams",
     "SchedulingParams",
+    "StructuredOutput",
     "__version__",
 ]
 
@@ -39,13 +44,16 @@ _HOME = {
     "AsyncLLM": "isthmus.async_llm",
     "BeamSearchParams": "isthmus.sampling_params",
     "CompletionOutput": "isthmus.outputs",
+    "EmbeddingOutput": "isthmus.outputs",
     "EngineConfig": "isthmus.config",
     "FinishReason": "isthmus.outputs",
     "Logprob": "isthmus.outputs",
     "OutputKind": "isthmus.engine.request_stream",
+    "PoolingParams": "isthmus.pooling_params",
     "RequestOutput": "isthmus.outputs",
     "SamplingParams": "isthmus.sampling_params",
     "SchedulingParams": "isthmus.scheduling_params",
+    "StructuredOutput": "isthmus.structured.spec",
 }
 
 

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,18 +14,21 @@ from isthmus.config import EngineConfig
 from isthmus.engine.engine_info import EngineInfo, EngineStats, Started
 from isthmus.engine.frontend import Frontend
 from isthmus.engine.given_config import given_config
-from isthmus.engine.input_processor import InputProcessor, ModelLimits, Prompt, eos_token_ids
+from isthmus.engine.input_processor import AnyParams, InputProcessor, ModelLimits, Prompt, eos_token_ids
 from isthmus.engine.output_processor import OutputProcessor
 from isthmus.engine.request_stream import OutputKind, RequestStream
 from isthmus.engine.supervisor import EngineState, Supervisor
 from isthmus.errors import EngineDeadError, InvalidParamsError
-from isthmus.outputs import RequestOutput
+from isthmus.outputs import EmbeddingOutput, RequestOutput
+from isthmus.pooling_params import PoolingParams
 from isthmus.sampling_params import BeamSearchParams, SamplingParams
 from isthmus.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
+from isthmus.structured.tokenizer import TokenizerText
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from isthmus.engine.async_client import AsyncClient
     from isthmus.engine.link import EngineLink, MakePlugins
 
 logger = logging.getLogger(__name__)
@@ -68,6 +72,8 @@ class AsyncLLM:
             on_stage=on_stage or (lambda stage: None),
         )
         self._text_side: tuple[PreTrainedTokenizerBase, tuple[int, ...]] | None = None
+        self._tokenizer_text: asyncio.Future[TokenizerText] | None = None
+        self._has_tokenizer: AsyncClient | None = None
         self._inputs: InputProcessor | None = None
         self._frontend: Frontend | None = None
         self._streams: dict[str, RequestStream] = {}
@@ -130,12 +136,18 @@ class AsyncLLM:
 
     @property
     def state(self) -> EngineState:
-        return self._supervisor.state
+        """READY: requests are taken; the tokenizer has been loaded too."""
+        return EngineState.STARTING if self._lacks_tokenizer else self._supervisor.state
 
     @property
     def stage(self) -> str:
         """How far the start has got: "importing", "loading weights", ..., "ready"."""
-        return self._supervisor.stage
+        return "loading the tokenizer" if self._lacks_tokenizer else self._supervisor.stage
+
+    @property
+    def _lacks_tokenizer(self) -> bool:
+        """Whether the engine was the quicker of the two that start side by side."""
+        return self._supervisor.state is EngineState.READY and self._frontend is None
 
     @property
     def stage_times_s(self) -> Mapping[str, float]:
@@ -170,11 +182,19 @@ class AsyncLLM:
         """Returns when the engine is dead, or shut down, for good: why."""
         return await self._supervisor.wait_over()
 
-    async def stats(self) -> EngineStats:
-        """What the scheduler has counted, and its queues now. Raises EngineDeadError."""
-        stats = await self._call("stats")
+    async def stats(self, *, requests: bool = False) -> EngineStats:
+        """What the scheduler has counted, and its queues now; with `requests`, also those that live, up to
+        loop.MAX_LIVE_REQUESTS. Raises EngineDeadError.
+        """
+        stats = await self._call("look" if requests else "stats")
         assert isinstance(stats, EngineStats)
         return stats
+
+    def first_token_s(self, request_id: str) -> float | None:
+        """When the first token of a live request came, by the monotonic clock; None if it has not, or if there is no
+        such request.
+        """
+        return None if self._frontend is None else self._frontend.outputs.first_token_s(request_id)
 
     # Requests.
 
@@ -195,10 +215,27 @@ class AsyncLLM:
             async for output in stream:
                 yield output
 
+    async def embed(
+        self,
+        prompt: Prompt,
+        params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        scheduling: SchedulingParams = DEFAULT_SCHEDULING,
+    ) -> EmbeddingOutput:
+        """The prompt as a vector of hidden_size numbers: its pooled hidden states. Cancelling the task that waits for
+        it aborts the request. Raises what add_request() and its stream do, and RequestError for a prompt that the
+        model could not compute.
+        """
+        params = params or PoolingParams()
+        stream = await self.add_request(prompt, params, request_id, scheduling=scheduling, output_kind=OutputKind.FINAL)
+        async with stream:
+            return EmbeddingOutput.of(await anext(stream))
+
     async def add_request(
         self,
         prompt: Prompt,
-        params: SamplingParams | BeamSearchParams | None = None,
+        params: AnyParams | None = None,
         request_id: str | None = None,
         *,
         scheduling: SchedulingParams = DEFAULT_SCHEDULING,
@@ -212,6 +249,8 @@ class AsyncLLM:
         Raises RequestError for a request that is wrong or has no room (QueueFullError says when to try again), and
         EngineDeadError. The stream raises EngineDeadError too, if the engine dies later.
         """
+        if isinstance(params, SamplingParams) and params.structured is not None:
+            await self._offer_tokenizer()
         self.check_health()
         frontend, kind = self._ready_frontend, _kind(output_kind)
         request_id = self._free_id() if request_id is None else request_id
@@ -296,11 +335,25 @@ class AsyncLLM:
             return
         tokenizer, eos_ids = self._text_side
         started = self._started
-        limits = ModelLimits(started.info.vocab_size, started.config.model.max_model_len, eos_ids)
+        info = started.info
+        limits = ModelLimits(info.vocab_size, started.config.model.max_model_len, eos_ids, info.hidden_size)
         if self._inputs is None:
             self._inputs = InputProcessor(tokenizer, limits, seed=self._given.model.seed)
         self._frontend = Frontend(self._supervisor.client, self._inputs, OutputProcessor(tokenizer))
         self._is_paused = False
+
+    async def _offer_tokenizer(self) -> None:
+        """Before the first request with a grammar: the engine has none, and to load it would hold up its steps."""
+        self.check_health()
+        if self._tokenizer_text is None:
+            of_one = partial(TokenizerText.of, self.tokenizer, self.limits.eos_token_ids)
+            self._tokenizer_text = asyncio.ensure_future(asyncio.to_thread(of_one))
+        text = await asyncio.shield(self._tokenizer_text)
+        self.check_health()
+        client = self._supervisor.client
+        if client is not self._has_tokenizer:
+            self._has_tokenizer = client
+            client.offer_tokenizer(text)
 
     def _free_id(self) -> str:
         """One that no live request has."""

@@ -14,6 +14,7 @@
     │   └── UnsupportedModelError            no model class for this architecture, or an unknown variant
     ├── RequestError(ValueError)             one request is wrong; the engine and its neighbours go on
     │   ├── InvalidParamsError               a SamplingParams field, or a contradiction between fields
+    │   │   └── InvalidGrammarError          a structured output that cannot be compiled, or not within the limits
     │   ├── InvalidPromptError               empty, too long, or ids outside the vocabulary
     │   ├── DuplicateRequestError            the id is already live
     │   ├── QueueFullError                   too many requests wait; carries when to try again
@@ -94,6 +95,10 @@ class RequestError(IsthmusError, ValueError):
 
 class InvalidParamsError(RequestError):
     """A sampling parameter is out of range or contradicts another."""
+
+
+class InvalidGrammarError(InvalidParamsError):
+    """The schema, regex, choice or grammar of a structured output is wrong, not supported, or too complex."""
 
 
 class InvalidPromptError(RequestError):

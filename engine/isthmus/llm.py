@@ -17,12 +17,13 @@ from isthmus.config import EngineConfig
 from isthmus.engine.client import InprocClient
 from isthmus.engine.frontend import CheckedPrompt, Frontend
 from isthmus.engine.given_config import given_config
-from isthmus.engine.input_processor import InputProcessor, ModelLimits, Prompt, eos_token_ids
+from isthmus.engine.input_processor import AnyParams, InputProcessor, ModelLimits, Prompt, eos_token_ids
 from isthmus.engine.output_processor import OutputProcessor
 from isthmus.engine.progress import Progress
 from isthmus.engine.setup import EngineSetup, make_core, prepare
 from isthmus.errors import EngineDeadError, InvalidPromptError, QueueFullError, RequestError
-from isthmus.outputs import RequestOutput
+from isthmus.outputs import EmbeddingOutput, RequestOutput
+from isthmus.pooling_params import PoolingParams
 from isthmus.sampling_params import BeamSearchParams, SamplingParams
 from isthmus.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from isthmus.plugins.manager import PluginManager
 
-P = TypeVar("P", SamplingParams, BeamSearchParams, SchedulingParams)
+P = TypeVar("P", SamplingParams, BeamSearchParams, PoolingParams, SchedulingParams)
 Message = Mapping[str, Any]
 """{"role": ..., "content": ...}"""
 
@@ -54,6 +55,7 @@ class LLM:
             vocab_size=self._setup.spec.vocab_size,
             max_model_len=core.config.model.max_model_len,
             eos_token_ids=eos_token_ids(checkpoint.generation_config(), checkpoint.config(), self.tokenizer),
+            hidden_size=self._setup.spec.hidden_size,
         )
         self._core = core
         self._frontend = Frontend(
@@ -127,6 +129,22 @@ class LLM:
         listed = _as_list(prompts)
         searches = _one_each("params", listed, params, BeamSearchParams())
         return self._finish(self._check(listed, searches, scheduling_params), progress=progress)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        scheduling_params: SchedulingParams | Sequence[SchedulingParams] | None = None,
+        progress: bool = True,
+    ) -> list[EmbeddingOutput]:
+        """One prompt, or each of a list, as a vector of hidden_size numbers: its pooled hidden states. Nothing is
+        generated, so a prompt may be as long as the context. For the rest as generate().
+        """
+        listed = _as_list(prompts)
+        pooled = _one_each("params", listed, params, PoolingParams())
+        outputs = self._finish(self._check(listed, pooled, scheduling_params), progress=progress)
+        return [EmbeddingOutput.of(output) for output in outputs]
 
     def stream(
         self,
@@ -249,7 +267,7 @@ class LLM:
     def _check(
         self,
         prompts: Sequence[Prompt],
-        params: Sequence[SamplingParams | BeamSearchParams],
+        params: Sequence[AnyParams],
         scheduling_params: SchedulingParams | Sequence[SchedulingParams] | None,
     ) -> list[CheckedPrompt]:
         """The requests of all prompts. Nothing is queued."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from isthmus.errors import RequestError
+
 
 class FinishReason(enum.StrEnum):
     """Why an output ended: a stop string or token, a length limit, the caller's abort, or a failure."""
@@ -33,8 +35,14 @@ class RequestMetrics:
     """Moments of a request, in seconds of the monotonic clock of the process that made them; None = not reached."""
 
     arrival_s: float
+    admitted_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None
+
+    @property
+    def queue_time_s(self) -> float | None:
+        """From arrival to first admission, not less than 0."""
+        return None if self.admitted_s is None else max(self.admitted_s - self.arrival_s, 0.0)
 
     @property
     def time_to_first_token_s(self) -> float | None:
@@ -73,6 +81,7 @@ class RequestOutput:
     prompt: None if the prompt was given as token ids.
     prompt_logprobs: one entry for each prompt token, None for the first; None unless asked for.
     num_cached_tokens: prompt tokens whose KV came from the prefix cache.
+    embedding: the prompt's vector, of a request for that (PoolingParams); its only output has no tokens.
     """
 
     request_id: str
@@ -83,3 +92,32 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_cached_tokens: int = 0
     metrics: RequestMetrics | None = None
+    embedding: list[float] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingOutput:
+    """A prompt as one vector. prompt, num_cached_tokens, metrics: as in RequestOutput."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    embedding: list[float]
+    num_cached_tokens: int = 0
+    metrics: RequestMetrics | None = None
+
+    @classmethod
+    def of(cls, output: RequestOutput) -> EmbeddingOutput:
+        """Of a finished request for an embedding. Raises RequestError if it ended without one."""
+        if output.embedding is None:
+            [ended] = output.outputs
+            why = ended.stop_reason or "it was aborted"
+            raise RequestError(f"request {output.request_id!r} has no embedding: {why}")
+        return cls(
+            request_id=output.request_id,
+            prompt=output.prompt,
+            prompt_token_ids=output.prompt_token_ids,
+            embedding=output.embedding,
+            num_cached_tokens=output.num_cached_tokens,
+            metrics=output.metrics,
+        )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from isthmus.errors import InvalidParamsError
+from isthmus.structured.spec import StructuredOutput
 
 _INT32_LIMIT = 2**31
 _TOKEN_ID = re.compile(r"-?[0-9]{1,18}")
@@ -109,6 +110,11 @@ def _bias_id(key: object) -> int:
     return int(key)
 
 
+def _structured(value: object) -> None:
+    if not isinstance(value, StructuredOutput):
+        raise _Wrong(f"must be a StructuredOutput, not {type(value).__name__}")
+
+
 def _setting(default: Any, check: Check, *, optional: bool = False) -> Any:
     return field(default=default, metadata={"check": check, "optional": optional})
 
@@ -180,6 +186,9 @@ class SamplingParams:
     """Leave special tokens out of the text."""
     cache_salt: str | None = _setting(None, lambda value: _text(value, "a salt"), optional=True)
     """Requests share cached prefixes only with requests of the same salt."""
+    structured: StructuredOutput | None = field(default=None, metadata={"check": _structured, "optional": True})
+    """What the output must look like; None = anything. It ends when nothing may follow. Where it may end before that,
+    the model decides. `min_tokens` and `ignore_eos` hold only as long as it can go on."""
 
     def __post_init__(self) -> None:
         _check_fields(self)

@@ -81,6 +81,11 @@ def test_the_wheel_alone(environment: Environment) -> None:
     assert found["auto"] is not None
 
 
+def test_the_wheel_has_the_console(environment: Environment) -> None:
+    code = "from isthmus.server.console_files import MEDIA_TYPES, read; print(min(len(read(n)) for n in MEDIA_TYPES))"
+    assert int(environment.run("python", "-c", code)) > 0
+
+
 def test_a_platform_package_beside_it(environment: Environment) -> None:
     environment.run("isthmus", "platforms", "new", "acme")
     written = environment.folder / "isthmus_acme"

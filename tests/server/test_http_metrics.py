@@ -4,47 +4,95 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from isthmus.server.logs import JsonLines, TextLines, server_logs
-from isthmus.server.metrics import SECONDS, TOKENS
+from isthmus.server.metrics import MAX_TENANTS, SECONDS, TOKENS, Metrics
 from isthmus.server.start_report import start_report
 from server.http_server import CHAT, COMPLETIONS, MODEL, NULL, HttpServer, answer, serving
 
 HELLO = [{"role": "user", "content": "Hello"}]
-OF_VLLM = (
-    "num_requests_running",
-    "num_requests_waiting",
-    "num_requests_waiting_by_reason",
-    "kv_cache_usage_perc",
-    "engine_sleep_state",
-    "cache_config_info",
-    "prefix_cache_queries",
-    "prefix_cache_hits",
-    "num_preemptions",
-    "prompt_tokens",
-    "prompt_tokens_by_source",
-    "prompt_tokens_cached",
-    "generation_tokens",
-    "request_success",
-    "iteration_tokens_total",
-    "request_prompt_tokens",
-    "request_generation_tokens",
-    "request_max_num_generation_tokens",
-    "request_params_n",
-    "request_params_max_tokens",
-    "request_prefill_kv_computed_tokens",
-    "time_to_first_token_seconds",
-    "inter_token_latency_seconds",
-    "request_time_per_output_token_seconds",
-    "e2e_request_latency_seconds",
-    "request_queue_time_seconds",
-    "request_decode_time_seconds",
+ROOT = Path(__file__).parents[2]
+OF_VLLM = {
+    "gauge": (
+        "num_requests_running",
+        "num_requests_waiting",
+        "num_requests_waiting_by_reason",
+        "kv_cache_usage_perc",
+        "engine_sleep_state",
+        "lora_requests_info",
+        "cache_config_info",
+    ),
+    "counter": (
+        "prefix_cache_queries",
+        "prefix_cache_hits",
+        "external_prefix_cache_queries",
+        "external_prefix_cache_hits",
+        "mm_cache_queries",
+        "mm_cache_hits",
+        "num_preemptions",
+        "prompt_tokens",
+        "prompt_tokens_by_source",
+        "prompt_tokens_cached",
+        "generation_tokens",
+        "request_success",
+        "corrupted_requests",
+        "spec_decode_num_drafts",
+        "spec_decode_num_draft_tokens",
+        "spec_decode_num_accepted_tokens",
+        "spec_decode_num_accepted_tokens_per_pos",
+        "estimated_flops_per_gpu_total",
+        "estimated_read_bytes_per_gpu_total",
+        "estimated_write_bytes_per_gpu_total",
+    ),
+    "histogram": (
+        "iteration_tokens_total",
+        "request_prompt_tokens",
+        "request_generation_tokens",
+        "request_max_num_generation_tokens",
+        "request_params_n",
+        "request_params_max_tokens",
+        "request_prefill_kv_computed_tokens",
+        "time_to_first_token_seconds",
+        "inter_token_latency_seconds",
+        "request_time_per_output_token_seconds",
+        "e2e_request_latency_seconds",
+        "request_queue_time_seconds",
+        "request_inference_time_seconds",
+        "request_prefill_time_seconds",
+        "request_decode_time_seconds",
+        "kv_block_lifetime_seconds",
+        "kv_block_idle_before_evict_seconds",
+        "kv_block_reuse_gap_seconds",
+    ),
+}
+"""All metrics of vLLM's but those of its connectors, by type."""
+ABSENT = frozenset(
+    {
+        "lora_requests_info",
+        "mm_cache_queries",
+        "mm_cache_hits",
+        "corrupted_requests",
+        "spec_decode_num_drafts",
+        "spec_decode_num_draft_tokens",
+        "spec_decode_num_accepted_tokens",
+        "spec_decode_num_accepted_tokens_per_pos",
+        "estimated_flops_per_gpu_total",
+        "estimated_read_bytes_per_gpu_total",
+        "estimated_write_bytes_per_gpu_total",
+    }
 )
-"""Names of vLLM's that mean something here."""
+"""docs/metrics.md says why, of each."""
+PRESSED = {**NULL, "num_blocks": 24, "max_num_seqs": 4, "swap_space_gib": 0.01, "enable_prefix_caching": True}
+"""Too few blocks for what may run: requests wait, and are preempted."""
 
 
 def samples(server: HttpServer) -> dict[tuple[str, ...], float]:
@@ -58,14 +106,181 @@ def samples(server: HttpServer) -> dict[tuple[str, ...], float]:
     return found
 
 
+def families(server: HttpServer) -> dict[str, Metric]:
+    return {family.name: family for family in text_string_to_metric_families(server.get("/metrics").text)}
+
+
+def press(server: HttpServer) -> None:
+    """Traffic that moves everything: streams and whole answers, common beginnings, two tenants, preemptions."""
+    shared = list(range(5, 69))
+    bodies = [
+        {"prompt": [*shared, 70 + number], "max_tokens": 120, "ignore_eos": True, "user": f"tenant-{number % 2}"}
+        for number in range(8)
+    ]
+    with ThreadPoolExecutor(8) as pool:
+        whole = [pool.submit(server.ask, COMPLETIONS, **body) for body in bodies[:4]]
+        streams = [pool.submit(server.stream, COMPLETIONS, **body) for body in bodies[4:]]
+        for future in (*whole, *streams):
+            future.result()
+    for first in (100, 200, 100):  # the second drives the first out to the host, from where the third brings it back
+        server.ask(COMPLETIONS, prompt=[first + index % 90 for index in range(320)], max_tokens=2)
+
+
 @pytest.mark.parametrize("prefix", ["isthmus", "vllm"])
-def test_names(prefix: str, llama: Path) -> None:
-    with serving(llama, settings={"metrics_prefix": prefix}, **NULL) as server:
+def test_every_name_of_vllm_moves_with_traffic(prefix: str, llama: Path) -> None:
+    with serving(llama, settings={"metrics_prefix": prefix}, **PRESSED) as server:
         response = server.get("/metrics")
         assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
-        families = {family.name for family in text_string_to_metric_families(response.text)}
-        assert {f"{prefix}:{name}" for name in OF_VLLM} <= families
-        assert {f"{prefix}:{name}" for name in ("num_requests_swapped", "num_preempted_tokens")} <= families
+        before = families(server)
+        press(server)
+        after = families(server)
+    for kind, names in OF_VLLM.items():
+        for name in names:
+            found = after.get(f"{prefix}:{name}")
+            if name in ABSENT:
+                assert found is None, name
+                continue
+            assert found is not None, name
+            assert found.type == kind, name
+            if kind == "histogram":
+                assert sum_of(found, "_count") > sum_of(before.get(f"{prefix}:{name}"), "_count"), name
+            elif kind == "counter":
+                assert sum_of(found, "_total") > sum_of(before.get(f"{prefix}:{name}"), "_total"), name
+
+
+def sum_of(family: Metric | None, suffix: str) -> float:
+    """0 of a family that is not there yet."""
+    samples = () if family is None else family.samples
+    return sum(sample.value for sample in samples if sample.name == f"{family and family.name}{suffix}")
+
+
+def test_gauges_move(long_llama: Path) -> None:
+    with serving(long_llama, **{**NULL, "num_blocks": 4096, "max_num_seqs": 1}) as server, server.client() as client:
+        body = {"prompt": "a", "max_tokens": 39_000, "ignore_eos": True, "stream": True}
+        with client.stream("POST", COMPLETIONS, json=body), client.stream("POST", COMPLETIONS, json=body):
+            server.wait_until(lambda: samples(server)["isthmus:num_requests_waiting",] == 1)
+            found = samples(server)
+            assert found["isthmus:num_requests_running",] == 1
+            assert found["isthmus:num_requests_waiting_by_reason", "seats"] == 1
+            assert 0 < found["isthmus:kv_cache_usage_perc",] < 1
+
+
+def test_what_vllm_has_no_name_for(llama: Path) -> None:
+    with serving(llama, **PRESSED) as server:
+        press(server)
+        found = samples(server)
+    assert found["isthmus:num_requests_swapped",] == 0
+    lost, swapped = found["isthmus:num_preempted_tokens_total",], found["isthmus:num_swapped_out_blocks_total",]
+    assert lost + swapped > 0
+    for tenant in ("tenant-0", "tenant-1"):
+        assert found["isthmus:tenant_queue_time_seconds_count", tenant] == 4
+        assert found["isthmus:tenant_queue_time_seconds_sum", tenant] > 0
+    assert found["isthmus:request_queue_time_seconds_count",] == 8 + 3
+    by_tenant = [value for key, value in found.items() if key[0] == "isthmus:tenant_queue_time_seconds_sum"]
+    assert len(by_tenant) == 3
+    assert found["isthmus:request_queue_time_seconds_sum",] == pytest.approx(sum(by_tenant))
+
+
+def test_a_request_that_was_given_up_counts_its_time_in_the_queue(long_llama: Path) -> None:
+    with serving(long_llama, **{**NULL, "max_num_seqs": 1}) as server:
+        body = {"prompt": "a", "stream": True}
+        with server.paused(), server.client() as client, client.stream("POST", COMPLETIONS, json=body):
+            time.sleep(0.1)
+        server.wait_until(lambda: samples(server)["isthmus:request_success_total", "abort"] == 1)
+        assert samples(server)["isthmus:tenant_queue_time_seconds_sum", "default"] >= 0.1
+
+
+def test_tenants_beyond_count_are_counted_together() -> None:
+    metrics = Metrics("isthmus", MODEL)
+    for number in range(MAX_TENANTS + 5):
+        metrics.queued(f"t{number}", 1.0)
+    metrics.queued("t0", 1.0)
+    metrics.queued("", 1.0)
+    text = metrics.own_exposition().decode()
+    counts = {
+        sample.labels["tenant"]: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "isthmus:tenant_queue_time_seconds_count"
+    }
+    assert len(counts) == MAX_TENANTS + 1
+    assert (counts["t0"], counts["other"]) == (2, 6)
+
+
+def test_steps_are_counted_by_size(llama: Path) -> None:
+    with serving(llama, **NULL) as server:
+        server.ask(COMPLETIONS, prompt=[7] * 40, max_tokens=10, ignore_eos=True)
+        found = samples(server)
+    buckets = [
+        (float(key[1]), value) for key, value in found.items() if key[0].endswith("iteration_tokens_total_bucket")
+    ]
+    assert [edge for edge, _ in buckets] == [2.0**power for power in range(17)] + [float("inf")]
+    counts = dict(buckets)
+    assert counts[32.0] + 1 == counts[64.0] == counts[float("inf")]
+    assert found["isthmus:iteration_tokens_total_sum",] == 49
+    assert counts[float("inf")] == found["isthmus:iteration_tokens_total_count",]
+
+
+def test_the_page_of_metrics_names_all_of_them(server: HttpServer) -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    ours = {name.removeprefix("isthmus:") for name in families(server) if not name.endswith("_created")}
+    of_vllm = {name for names in OF_VLLM.values() for name in names}
+    assert {name for name in ours | of_vllm if f"`{name}`" not in page} == set()
+    absent = page[page.index("## Absent") :]
+    assert {name for name in ABSENT if f"`{name}`" not in absent} == set()
+
+
+# The dashboard.
+
+
+def dashboard() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ROOT / "docs" / "grafana" / "isthmus.json").read_text())
+    return found
+
+
+def panels() -> list[dict[str, Any]]:
+    return [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
+
+
+def test_the_dashboard_asks_for_what_is_there(llama: Path) -> None:
+    with serving(llama, **PRESSED) as server:
+        press(server)
+        there = {sample.name for family in families(server).values() for sample in family.samples}
+    expressions = [target["expr"] for panel in panels() for target in panel["targets"]]
+    expressions += [
+        variable["query"]["query"]
+        for variable in dashboard()["templating"]["list"]
+        if "query" in variable and isinstance(variable["query"], dict)
+    ]
+    asked = {name for expression in expressions for name in re.findall(r"isthmus:\w+", expression)}
+    assert len(asked) > 20
+    assert asked <= there
+    for expression in expressions[: len(expressions) - 1]:
+        assert "model_name=" in expression, expression
+
+
+def test_the_dashboard_can_be_imported() -> None:
+    found = dashboard()
+    ids = [panel["id"] for panel in found["panels"]]
+    assert len(ids) == len(set(ids))
+    variables = {variable["name"]: variable for variable in found["templating"]["list"]}
+    assert variables["datasource"]["type"] == "datasource"
+    assert variables["datasource"]["query"] == "prometheus"
+    for panel in panels():
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        assert panel["title"]
+        assert panel["description"]
+        assert panel["targets"]
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+    used = set(re.findall(r"\$\{?(\w+)\}?", json.dumps(found))) - {"__rate_interval", "__range"}
+    assert used <= set(variables)
+    taken: set[tuple[int, int]] = set()
+    for panel in found["panels"]:
+        place = panel["gridPos"]
+        cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+        assert not cells & taken, panel["title"]
+        taken |= cells
 
 
 def test_what_is_counted(llama: Path) -> None:
@@ -91,7 +306,7 @@ def test_what_is_counted(llama: Path) -> None:
             ("isthmus:request_max_num_generation_tokens_sum",): 22,
             ("isthmus:request_params_n_sum",): 5,
             ("isthmus:request_params_max_tokens_sum",): 29,
-            ("isthmus:request_queue_time_seconds_count",): 5,
+            ("isthmus:request_queue_time_seconds_count",): 3,
             ("isthmus:num_requests_running",): 0,
             ("isthmus:num_requests_waiting_by_reason", "capacity"): 0,
             ("isthmus:kv_cache_usage_perc",): 0,
@@ -102,7 +317,6 @@ def test_what_is_counted(llama: Path) -> None:
         cached = found["isthmus:prompt_tokens_cached_total",]
         assert by_source == {"local_compute": 80 + chat - cached, "local_cache_hit": cached}
         assert cached > 0
-        assert found["isthmus:inter_token_latency_seconds_count",] > 0
         [cache] = [key for key in found if key[0] == "isthmus:cache_config_info"]
         assert {"16", "512", "True"} <= set(cache)
 

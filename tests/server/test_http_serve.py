@@ -21,6 +21,8 @@ import httpx
 import pytest
 
 from isthmus.cli.main import main
+from isthmus.server.early_answers import STAGE, EarlyAnswers
+from isthmus.server.listener import bind
 from server.http_server import COMPLETIONS, answer, error_of, events_of, ids_of
 
 FLAGS = ("--device", "null", "--block-size", "16", "--num-blocks", "8192")
@@ -32,7 +34,12 @@ class Served:
     """An `isthmus serve` on a free port, and what it writes."""
 
     def __init__(
-        self, model: Path | str, *flags: str, environ: dict[str, str] | None = None, scheme: str = "http"
+        self,
+        model: Path | str,
+        *flags: str,
+        environ: dict[str, str] | None = None,
+        scheme: str = "http",
+        start_new_session: bool = False,
     ) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -45,6 +52,7 @@ class Served:
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(environ or {})},
+            start_new_session=start_new_session,
         )
         self.log: list[str] = []
         self._reader = threading.Thread(target=self._read)
@@ -92,6 +100,18 @@ class Served:
         if self.process.poll() is None:
             self.process.kill()
             self.end()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What engines leave in the folder for temporary files is told from what others put there. The name is short, as
+    that of a socket must be.
+    """
+    tmp_path_factory.getbasetemp()  # stays where it would be
+    with tempfile.TemporaryDirectory(prefix="t") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", folder)
+        yield
 
 
 @pytest.fixture
@@ -146,6 +166,7 @@ def test_its_whole_life(serve: Callable[..., Served]) -> None:
     server = serve("--served-model-name", "one", "--served-model-name", "two", "--log-format", "json")
     server.wait_until(lambda: bool(server.health()), 60)
     assert server.health()["status"] == "starting"
+    server.wait_until(lambda: server.health().get("stage", STAGE) != STAGE, 60)
     assert error_of(httpx.post(f"{server.url}{COMPLETIONS}", json=LONG), 503)["code"] == "engine_unavailable"
     server.wait_for("ready")
     models = httpx.get(f"{server.url}/v1/models").json()["data"]
@@ -230,6 +251,113 @@ def test_an_engine_that_is_killed(serve: Callable[..., Served], long_llama: Path
     assert server.end() == 1
     assert any("the engine is dead" in line for line in server.log)
     assert_nothing_is_left(server, [first, second], files)
+
+
+def test_an_engine_that_is_killed_and_not_started_again(serve: Callable[..., Served], long_llama: Path) -> None:
+    """Every open request hears of it within two seconds, of whatever route, and the server ends with 1."""
+    files = engine_files()
+    server = serve("--restart-engine", "0", model=long_llama)
+    server.wait_for("ready")
+    pids = server.engine_pids()
+    with httpx.Client(timeout=60) as client:
+        streams = [begin_stream(server, client, max_tokens=39_000, seed=seed) for seed in range(20)]
+        os.kill(pids[0], signal.SIGKILL)
+        start_s = time.monotonic()
+        ends = [events_of(lines)[-1] for _, lines in streams]
+        assert time.monotonic() - start_s < 2
+        for context, _ in streams:
+            context.__exit__(None, None, None)
+    assert [end["error"]["code"] for end in ends] == ["engine_unavailable"] * 20
+    assert server.end() == 1
+    assert any("was killed by SIGKILL" in line for line in server.log)
+    assert_nothing_is_left(server, pids, files)
+
+
+def test_ctrl_c_under_load(serve: Callable[..., Served]) -> None:
+    """As a terminal sends it, to all processes of the group: what runs ends well, what comes is refused."""
+    files = engine_files()
+    server = serve(start_new_session=True)
+    server.wait_for("ready")
+    pids = server.engine_pids()
+    with httpx.Client(timeout=60) as client:
+        streams = [begin_stream(server, client, seed=seed) for seed in range(30)]
+        os.killpg(server.process.pid, signal.SIGINT)
+        for seed, (context, lines) in enumerate(streams):
+            assert ids_of(events_of(lines)) == answer(seed, 500)
+            context.__exit__(None, None, None)
+    assert server.end() == 0
+    assert_nothing_is_left(server, pids, files)
+
+
+def test_a_second_signal_does_not_wait(serve: Callable[..., Served], long_llama: Path) -> None:
+    files = engine_files()
+    server = serve("--drain-timeout", "600", model=long_llama)
+    server.wait_for("ready")
+    pids = server.engine_pids()
+    with httpx.Client(timeout=60) as client:
+        streams = [begin_stream(server, client, max_tokens=39_000, seed=seed) for seed in range(5)]
+        server.process.send_signal(signal.SIGINT)
+        server.wait_until(lambda: any("draining" in line for line in server.log), 10)
+        assert server.end(signal.SIGINT) == 0
+        for context, _ in streams:
+            context.__exit__(None, None, None)
+    assert_nothing_is_left(server, pids, files)
+
+
+def test_an_engine_that_hangs_does_not_keep_the_server(serve: Callable[..., Served]) -> None:
+    """It hears nothing, so it is killed when the time to drain is over."""
+    files = engine_files()
+    server = serve("--drain-timeout", "0.2")
+    server.wait_for("ready")
+    pids = server.engine_pids()
+    os.kill(pids[0], signal.SIGSTOP)
+    assert server.end(signal.SIGTERM) == 0
+    assert_nothing_is_left(server, pids, files)
+
+
+def test_a_server_that_is_killed_under_load_takes_its_engine_along(
+    serve: Callable[..., Served], long_llama: Path
+) -> None:
+    files = engine_files()
+    server = serve(model=long_llama)
+    server.wait_for("ready")
+    pids = server.engine_pids()
+    with httpx.Client(timeout=60) as client:
+        streams = [begin_stream(server, client, max_tokens=39_000, seed=seed) for seed in range(10)]
+        assert server.end(signal.SIGKILL) == -signal.SIGKILL
+        for context, lines in streams:
+            with pytest.raises(httpx.RemoteProtocolError):
+                list(lines)
+            context.__exit__(None, None, None)
+    assert_nothing_is_left(server, pids, files, seconds=5)
+
+
+def test_answers_before_there_is_a_server() -> None:
+    """Health and refusals have the forms that they have later; who says nothing keeps nobody."""
+    with bind("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        url = f"http://127.0.0.1:{port}"
+        with EarlyAnswers(listener), socket.create_connection(("127.0.0.1", port)):
+            for _ in range(3):
+                health = httpx.get(f"{url}/health")
+                assert (health.status_code, health.json()["status"], health.json()["stage"]) == (503, "starting", STAGE)
+            error = error_of(httpx.post(f"{url}{COMPLETIONS}", json=LONG), 503)
+            assert error["code"] == "engine_unavailable"
+        with socket.create_connection(("127.0.0.1", port)) as waiting:
+            waiting.settimeout(0.1)
+            with pytest.raises(TimeoutError):
+                waiting.recv(1)
+
+
+def test_nothing_heavy_is_imported_before_the_port_answers() -> None:
+    """/health is to answer within a second of the command, and torch alone takes longer."""
+    program = (
+        "import sys; import isthmus.cli.main, isthmus.server.serve; "
+        "print([name for name in ('torch', 'transformers', 'numpy') if name in sys.modules])"
+    )
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environ)
+    assert done.stdout == "[]\n"
 
 
 @pytest.mark.parametrize("engine_process", ["on", "off"])

@@ -140,6 +140,24 @@ def test_prompt_logprobs_are_in_the_first_delta_only() -> None:
     asyncio.run(main())
 
 
+def test_prompt_logprobs_come_when_the_whole_prompt_is_computed() -> None:
+    """The first chunk of a prompt gives an output without tokens and with a part of them."""
+
+    async def test() -> None:
+        stream = stream_of(OutputKind.DELTA)
+        stream.put(output(b"", prompt_logprobs=[None, None]))
+        taking = asyncio.create_task(anext(stream))
+        await asyncio.sleep(0)
+        assert not taking.done()
+        whole = [None, {7: Logprob(-1.0, 1)}]
+        stream.put(output(b"a", prompt_logprobs=whole))
+        assert (await taking).prompt_logprobs == whole
+        stream.put(output(b"ab", prompt_logprobs=whole, finished=True))
+        assert (await anext(stream)).prompt_logprobs is None
+
+    asyncio.run(test())
+
+
 def test_an_error_comes_after_the_outputs_and_once() -> None:
     async def main() -> None:
         stream = stream_of(OutputKind.CUMULATIVE)

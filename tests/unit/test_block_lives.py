@@ -95,3 +95,17 @@ def test_every_loss_is_added_to_the_totals() -> None:
         followed.at(start_s + 1).release(blocks)
     followed.at(20.0).take(2)
     assert lost(followed.stats) == (4, 4, 2 * 10.0 + 2 * 10.0, 2 * 9.0 + 2 * 9.0)
+
+
+def test_how_long_content_lay_until_it_was_found_again() -> None:
+    followed = Followed(1)
+    (block,) = followed.at(0.0).take(1)
+    followed.at(1.0).publish(block, b"a")
+    followed.at(2.0).share(block)  # somebody holds it: there is no gap
+    followed.at(3.0).release([block, block])
+    followed.at(7.0).share(block)
+    followed.at(9.0).share(block)
+    assert (followed.stats.num_reused_blocks, followed.stats.reused_block_gap_s) == (1, 4.0)
+    followed.at(10.0).release([block, block])
+    followed.at(10.5).share(block)
+    assert (followed.stats.num_reused_blocks, followed.stats.reused_block_gap_s) == (2, 4.5)

@@ -142,7 +142,7 @@ def test_hooks_and_modules_that_are_named_exist(page: Path) -> None:
 def test_commands_that_are_named_exist(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for code in snippets(page):
         if code.startswith("isthmus "):
-            words = re.match(r"isthmus((?: [a-z]+)+)", code)
+            words = re.match(r"isthmus((?: [a-z][a-z-]*)+)", code)
             assert words is not None, code
             shown = help_of(words[1].split(), capsys)
             assert flags(code) <= flags(re.sub(r"[\[\],|]", " ", shown)), f"{code}: no such flag"

@@ -387,6 +387,7 @@ def test_a_request_without_a_possible_token_ends_with_an_error() -> None:
         [],
         FinishReason.ERROR,
         "the request's masks (allowed_token_ids, bad_words, logit_bias) leave no token to choose",
+        admitted_s=0.0,
     )
     assert (second.new_token_ids, second.finish_reason) == ([TOKEN], None)
     assert ids(scheduler.running) == ["b"]
@@ -398,7 +399,7 @@ def test_prompt_logprobs_are_handed_on_before_the_first_token() -> None:
     add(scheduler, "a", 6, prompt_logprobs=0)
     output = scheduler.schedule()
     (delta,) = scheduler.update_from_output(output, ModelRunnerOutput([[]], prompt_logprobs={"a": (1, [{}, {}])}))
-    assert delta == RequestDelta("a", [], prompt_logprobs=(1, [{}, {}]))
+    assert delta == RequestDelta("a", [], prompt_logprobs=(1, [{}, {}]), admitted_s=0.0)
 
 
 def test_after_a_failed_step_everything_is_gone_and_told_again() -> None:

@@ -5,6 +5,7 @@ The programs themselves are tested with XLA, in tests/tpu.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import EntryPoint
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from isthmus import LLM, SamplingParams
+from isthmus import LLM, PoolingParams, SamplingParams, StructuredOutput
 from isthmus.config import EngineConfig, Proposal
 from isthmus.config.compile import GRAPH
 from isthmus.errors import KernelError
@@ -153,9 +154,10 @@ def test_traffic_brings_no_shape_that_the_start_did_not(make: Make, tmp_path: Pa
         SamplingParams(temperature=1, seed=3, max_tokens=20, ignore_eos=True, n=2),
         SamplingParams(temperature=0, max_tokens=9, ignore_eos=True, repetition_penalty=1.2),
         SamplingParams(temperature=0, max_tokens=9, ignore_eos=True, prompt_logprobs=2, logprobs=1),
+        SamplingParams(temperature=1, seed=4, max_tokens=9, structured=StructuredOutput(regex="[a-z]{20}")),
     ]
     prompts = [list(range(3, 4 + 7 * index)) for index in range(12)]
-    llm.generate(prompts, [params[index % 4] for index in range(12)], progress=False)
+    llm.generate(prompts, [params[index % 5] for index in range(12)], progress=False)
     assert llm._core.scheduler.stats.num_preemptions > 0
     assert graph.steps | graph.logits == before
     core: Any = llm._core
@@ -175,8 +177,10 @@ def test_results_are_those_of_other_platforms(make: Make, family: str, tmp_path:
         SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logit_bias={9: 40.0}),
         SamplingParams(temperature=0, max_tokens=24, ignore_eos=True),
         SamplingParams(temperature=2, seed=5, max_tokens=24, ignore_eos=True, top_k=20),
+        SamplingParams(temperature=2, seed=6, max_tokens=24, structured=StructuredOutput(regex="[a-z ]{6,20}")),
+        SamplingParams(temperature=0, max_tokens=24, structured=StructuredOutput(choice=["the sea", "a river"])),
     ]
-    prompts = [list(range(3, 13 + 9 * index)) for index in range(5)]
+    prompts = [list(range(3, 13 + 9 * index)) for index in range(7)]
     for ours, theirs in zip(
         llm.generate(prompts, params, progress=False), reference.generate(prompts, params, progress=False), strict=True
     ):
@@ -188,6 +192,45 @@ def test_results_are_those_of_other_platforms(make: Make, family: str, tmp_path:
             ]
     llm.shutdown()
     reference.shutdown()
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_embeddings_are_pooled_on_the_host(make: Make, pooling: str, tmp_path: Path) -> None:
+    """Those of other platforms, beside a request that generates, without a shape that the start did not bring."""
+    model = tiny_model("llama", tmp_path / "llama")
+    llm, graph = make(model)
+    before = graph.steps | graph.logits
+    prompts, params = [list(range(3, 5 + 11 * index)) for index in range(9)], PoolingParams(pooling=pooling)
+    llm._frontend.add_request("other", [5, 6], SamplingParams(temperature=0, max_tokens=30, ignore_eos=True))
+    found = llm.embed(prompts, params, progress=False)
+    assert graph.steps | graph.logits == before
+    reference = LLM(str(model), device="cpu", **SETTINGS)
+    for ours, theirs in zip(found, reference.embed(prompts, params, progress=False), strict=True):
+        assert math.dist(ours.embedding, theirs.embedding) < 1e-5
+    llm.shutdown()
+    reference.shutdown()
+
+
+def test_masks_of_a_step_meet_its_logits_on_the_host(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the rows are those of the requests; on the device they would be a program for each number of masks."""
+    llm, _ = make(tiny_model("llama", tmp_path / "llama"))
+    core: Any = llm._core
+    sampler = core._executor.worker.runner.sampler
+    seen: list[tuple[int, int]] = []
+
+    def sample(logits: torch.Tensor, rows: Any, *rest: Any) -> Any:
+        if rest[-1] is not None:
+            seen.append((logits.shape[0], len(rows)))
+        return type(sampler).sample(sampler, logits, rows, *rest)
+
+    monkeypatch.setattr(sampler, "sample", sample)
+    params = [SamplingParams(max_tokens=6, structured=StructuredOutput(regex="[a-z]{6,9}"))] * 2
+    llm.generate([[5, 6], [7], [8]], [*params, SamplingParams(max_tokens=6, ignore_eos=True)], progress=False)
+    assert set(seen) <= {(count, count) for count in (1, 2, 3)}
+    assert (3, 3) in seen
+    llm.shutdown()
 
 
 def test_native_attention_is_refused_with_the_reason(make: Make, tmp_path: Path) -> None:

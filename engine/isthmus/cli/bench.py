@@ -1,4 +1,4 @@
-"""`isthmus bench offline`: one workload, one JSON line."""
+"""`isthmus bench`. Here is `offline`: one workload, one JSON line; `serve` has a file of its own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 
+from isthmus.cli import serve_bench
 from isthmus.cli.engine_args import add_engine_arguments, open_llm
 from isthmus.cli.offline_bench import measure
 from isthmus.cli.workload import Span, load_workload, random_workload
@@ -13,9 +14,11 @@ from isthmus.plugins.commands import Subparsers
 
 
 def add_parser(subparsers: Subparsers[argparse.ArgumentParser]) -> None:
-    """Add the command and its one subcommand."""
+    """Add the command and its subcommands."""
     parser = subparsers.add_parser("bench", help="measure speed")
-    offline = parser.add_subparsers(metavar="COMMAND", required=True).add_parser(
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    serve_bench.add_parser(commands)
+    offline = commands.add_parser(
         "offline",
         help="throughput of a workload that is there from the start",
         description="Generate for all requests of a workload at once, greedily and to their full length, and print "

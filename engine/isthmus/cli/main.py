@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from isthmus import __version__
-from isthmus.cli import bench, chat, config, explain, generate, kernels, platforms, pull, serve
+from isthmus.cli import bench, chat, config, explain, generate, kernels, platforms, pull, run_batch, serve
 from isthmus.cli.console import PROGRAM, log_to_stderr, print_error, quiet_libraries
 from isthmus.cli.parser import CommandParser
 from isthmus.errors import EngineDeadError, IsthmusError, PluginError
@@ -27,6 +27,7 @@ COMMANDS: tuple[tuple[str, AddCommand], ...] = (
     ("generate", generate.add_parser),
     ("chat", chat.add_parser),
     ("serve", serve.add_parser),
+    ("run-batch", run_batch.add_parser),
     ("platforms", platforms.add_parser),
     ("config", config.add_parser),
     ("pull", pull.add_parser),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 API_KEY_ENV = "ISTHMUS_API_KEY"
 """Keys, separated by commas."""
+TOOL_PARSERS = ("hermes", "llama3_json", "mistral", "pythonic")
+REASONING_PARSERS = ("qwen3", "deepseek_r1")
+"""The names in isthmus.server, which is not imported for a --help."""
 _OF_SERVER_EXTRA = frozenset(
     {"fastapi", "httptools", "msgspec", "prometheus_client", "pydantic", "uvicorn", "uvloop", "zmq"}
 )
@@ -86,6 +90,21 @@ def _add_server_arguments(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--chat-template", metavar="FILE", help="Jinja template in place of the model's own")
     group.add_argument(
+        "--tool-call-parser",
+        choices=("auto", "none", *TOOL_PARSERS),
+        default="auto",
+        help="how the model writes tool calls; auto for what is evident from its chat template (default: %(default)s)",
+    )
+    group.add_argument(
+        "--reasoning-parser",
+        choices=("auto", "none", *REASONING_PARSERS),
+        default="auto",
+        help="how the model writes what it thinks before it answers (default: %(default)s)",
+    )
+    group.add_argument(
+        "--enable-auto-tool-choice", action="store_true", help="for command lines of vLLM: it is always enabled"
+    )
+    group.add_argument(
         "--generation-config",
         choices=("model", "none"),
         default="model",
@@ -93,10 +112,23 @@ def _add_server_arguments(group: argparse._ArgumentGroup) -> None:
         "(default: %(default)s)",
     )
     group.add_argument(
+        "--pooling",
+        choices=("last", "mean"),
+        default="last",
+        help="how the hidden states of a prompt become its embedding: that of the last token, or the mean of all "
+        "(default: %(default)s)",
+    )
+    group.add_argument(
         "--metrics-prefix",
         default=PROGRAM,
         metavar="WORD",
         help="first word of the metrics' names; vllm for dashboards of vLLM (default: %(default)s)",
+    )
+    group.add_argument(
+        "--otlp-endpoint", metavar="URL", help="of an OpenTelemetry collector that takes a trace of each request"
+    )
+    group.add_argument(
+        "--console", choices=("on", "off"), default="on", help="a page at / to look at it (default: %(default)s)"
     )
     group.add_argument("--log-format", choices=("text", "json"), default="text", help="(default: %(default)s)")
 
@@ -125,11 +157,14 @@ def run(args: argparse.Namespace) -> int:
     """Serve until told to stop. Exit status 1 if the engine is dead for good."""
     config = engine_config(args)
     log_level = "info" if "observability.log_level" not in vars(args) else config.observability.log_level
+    from isthmus.server.early_answers import EarlyAnswers
     from isthmus.server.listener import bind
 
     with bind(args.host, args.port) as listener:
         try:
-            from isthmus.server.serve import serve
+            # They cannot be encrypted; with HTTPS, connections wait.
+            with nullcontext() if args.ssl_certfile else EarlyAnswers(listener):
+                from isthmus.server.serve import serve
         except ModuleNotFoundError as error:
             if error.name not in _OF_SERVER_EXTRA:
                 raise
@@ -169,6 +204,11 @@ def server_settings(args: argparse.Namespace, config: EngineConfig) -> ServerSet
         chat_template=None if args.chat_template is None else _read(args.chat_template, "--chat-template"),
         use_generation_config=args.generation_config == "model",
         metrics_prefix=args.metrics_prefix,
+        tool_call_parser=args.tool_call_parser,
+        reasoning_parser=args.reasoning_parser,
+        pooling=args.pooling,
+        otlp_endpoint=args.otlp_endpoint,
+        console=args.console == "on",
     )
 
 

@@ -17,6 +17,7 @@ from isthmus.engine.messages import (
     Call,
     FromEngine,
     FromFrontend,
+    OfferTokenizer,
     Outputs,
     Refused,
     Reply,
@@ -26,6 +27,7 @@ from isthmus.engine.request_data import pack
 from isthmus.errors import DuplicateRequestError, EngineDeadError
 from isthmus.scheduler.output import RequestDelta
 from isthmus.scheduler.request import Request
+from isthmus.structured.tokenizer import TokenizerText
 
 Answer = bool | EngineStats | None
 
@@ -70,6 +72,10 @@ class AsyncClient(EngineClient):
         self._tickets.update(dict.fromkeys(request_ids, ticket))
         self._unconfirmed[ticket] = Addition(asyncio.get_running_loop().create_future(), request_ids)
         self._send(Add(ticket, pack(requests)))
+
+    def offer_tokenizer(self, tokenizer: TokenizerText) -> None:
+        """For grammars."""
+        self._send(OfferTokenizer(tokenizer))
 
     async def confirmed(self, request_id: str) -> None:
         """Returns when the engine has the request. Raises RequestError if it refuses it, EngineDeadError."""

@@ -27,6 +27,7 @@ def _info(setup: EngineSetup, core: EngineCore) -> EngineInfo:
         platform=setup.selection.name,
         device=setup.selection.platform.device_info(config.device.index).name,
         vocab_size=setup.spec.vocab_size,
+        hidden_size=setup.spec.hidden_size,
         num_blocks=[group.num_blocks for group in core.limits.groups],
         block_size=config.cache.block_size,
         weights_bytes=ledger.weights,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from isthmus.engine.core import EngineCore
 from isthmus.scheduler.output import RequestDelta
 from isthmus.scheduler.request import Request
+
+if TYPE_CHECKING:
+    from isthmus.engine.core import EngineCore  # a front end whose engine is elsewhere starts without it
 
 
 class EngineClient(ABC):

@@ -11,7 +11,8 @@ from typing import Any
 
 from isthmus.config import EngineConfig, with_values
 from isthmus.engine.blame import Blame, StepFailed
-from isthmus.errors import EngineDeadError
+from isthmus.engine.masking import add_masks
+from isthmus.errors import EngineDeadError, InvalidGrammarError
 from isthmus.executor.base import Executor
 from isthmus.metrics.recorder import open_recorder
 from isthmus.plugins.policy import SchedulingPolicy
@@ -19,6 +20,9 @@ from isthmus.scheduler.costs import PreemptionCosts
 from isthmus.scheduler.output import EngineLimits, ModelRunnerOutput, RequestDelta, SchedulerOutput
 from isthmus.scheduler.request import Request
 from isthmus.scheduler.scheduler import Scheduler
+from isthmus.structured.compiler import Compilation, GrammarCompiler
+from isthmus.structured.grammar import Grammar
+from isthmus.structured.tokenizer import TokenizerText
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +35,8 @@ class EngineCore:
 
     config: resolved; `self.config` is what holds once the pool is sized.  may_lower_max_model_len: nobody asked for the
     model's length, so it gives way to what the KV pool holds, and any accepted request can end.  isolate_faults: a
-    request that makes a step fail ends alone.
+    request that makes a step fail ends alone.  compiler: of the grammars of structured outputs; None = there can be
+    none.
     """
 
     def __init__(
@@ -42,7 +47,9 @@ class EngineCore:
         policy: SchedulingPolicy | None = None,
         may_lower_max_model_len: bool = False,
         isolate_faults: bool = False,
+        compiler: GrammarCompiler | None = None,
     ) -> None:
+        self._compiler = compiler
         self._executor = executor
         self._recorder = open_recorder(config.observability)
         self.limits: EngineLimits = executor.start(config)
@@ -68,16 +75,45 @@ class EngineCore:
         self.config = config
         self._depth = STEPS_UNDER_WAY if config.scheduler.async_scheduling else 1
         self._under_way: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
+        self._ended: list[RequestDelta] = []
         self._blame = Blame(self.scheduler, self._advance, self._give_up_steps) if isolate_faults else None
 
     def check_request(self, request: Request) -> None:
-        """Raises RequestError for a request that could never run, or never wait. Nothing is queued."""
+        """Raises RequestError for a request that could never run, or never wait. Nothing is queued. Waits for the
+        request's grammar, if it has one.
+        """
         self.scheduler.token_limit(request)
         self.scheduler.queue.check_alone(request)
+        compilation = self.compilation_for(request)
+        if compilation is not None:
+            compilation.wait()
 
-    def add_requests(self, requests: Sequence[Request]) -> None:
-        """Queue one request, or those of one prompt, the leader first. Raises RequestError; nothing changes then."""
+    def offer_tokenizer(self, tokenizer: TokenizerText) -> None:
+        """For grammars; without it, one is loaded when the first grammar comes."""
+        if self._compiler is not None:
+            self._compiler.offer(tokenizer)
+
+    def compilation_for(self, request: Request) -> Compilation | None:
+        """The grammar of a request, or what is to become one; None if it needs none. Raises RequestError."""
+        spec = request.params.structured
+        if spec is None:
+            return None
+        if self._compiler is None:
+            raise InvalidGrammarError("SamplingParams.structured: this engine compiles no grammars; leave it out")
+        return self._compiler.submit(spec)
+
+    def add_requests(self, requests: Sequence[Request], grammar: Grammar | None = None) -> None:
+        """Queue one request, or those of one prompt, the leader first. Raises RequestError; nothing changes then.
+
+        grammar: that of the requests, from whoever has waited for it; otherwise it is waited for here.
+        """
         leader, *followers = requests
+        compilation = None if grammar is not None else self.compilation_for(leader)
+        if compilation is not None:
+            grammar = compilation.wait()
+        if grammar is not None:
+            for request in requests:
+                request.grammar = grammar.begin()
         if followers:
             self.scheduler.add_group(leader, followers)
         else:
@@ -129,6 +165,8 @@ class EngineCore:
         """A step's deltas are appended to `deltas` as soon as they are known. Raises StepFailed."""
         self._wait_while_held()
         self._fill()
+        deltas += self._ended
+        self._ended.clear()
         deltas += self._take_oldest()
         while self._under_way and not self.scheduler.has_unfinished:
             deltas += self._take_oldest()
@@ -147,6 +185,8 @@ class EngineCore:
         """Hand out steps until as many as may be are under way; more than one only while there is work for them."""
         while len(self._under_way) < self._depth:
             output = self.scheduler.schedule()
+            if self.scheduler.structured:
+                self._ended += add_masks(self.scheduler, output)
             try:
                 self._under_way.append((output, self._executor.execute_model(output)))
             except Exception as error:
@@ -163,6 +203,7 @@ class EngineCore:
     def _drop_everything(self, error: BaseException) -> None:
         """Raises EngineDeadError, unless `error` is one already or no Exception."""
         self._give_up_steps()
+        self._ended.clear()
         lost = self.scheduler.abort_all()
         cause = error.error if isinstance(error, StepFailed) else error
         if isinstance(cause, Exception) and not isinstance(error, EngineDeadError):

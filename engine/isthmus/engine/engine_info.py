@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from isthmus.config import EngineConfig
-from isthmus.scheduler.stats import SchedulerSnapshot, SchedulerStats
+from isthmus.scheduler.stats import LiveRequest, SchedulerSnapshot, SchedulerStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +17,7 @@ class EngineInfo:
     platform: str
     device: str
     vocab_size: int
+    hidden_size: int
     num_blocks: list[int]
     block_size: int
     weights_bytes: int
@@ -34,10 +35,13 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """A moment between two steps. num_used_blocks: those that requests hold, one entry a block group."""
+    """A moment between two steps. num_used_blocks: those that requests hold, one entry a block group.  requests: some
+    of those that live, if they were asked for.
+    """
 
     scheduler: SchedulerStats
     snapshot: SchedulerSnapshot
     num_used_blocks: list[int]
     num_blocks: list[int]
     is_paused: bool
+    requests: list[LiveRequest] = field(default_factory=list)

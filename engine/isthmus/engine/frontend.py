@@ -6,11 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from isthmus.engine.client import EngineClient
-from isthmus.engine.input_processor import InputProcessor, Prompt
+from isthmus.engine.input_processor import AnyParams, InputProcessor, Prompt
 from isthmus.engine.output_processor import OutputProcessor
 from isthmus.engine.sample_group import SampleGroup, child_id
 from isthmus.outputs import RequestOutput
-from isthmus.sampling_params import BeamSearchParams, SamplingParams
 from isthmus.scheduler.request import Request
 from isthmus.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 
@@ -45,7 +44,7 @@ class Frontend:
         self,
         request_id: str,
         prompt: Prompt,
-        params: SamplingParams | BeamSearchParams,
+        params: AnyParams,
         scheduling: SchedulingParams = DEFAULT_SCHEDULING,
     ) -> CheckedPrompt:
         """The requests of a prompt, checked. Raises RequestError, also if one could never run."""
@@ -72,7 +71,7 @@ class Frontend:
         self,
         request_id: str,
         prompt: Prompt,
-        params: SamplingParams | BeamSearchParams,
+        params: AnyParams,
         scheduling: SchedulingParams = DEFAULT_SCHEDULING,
         *,
         stream: bool = False,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from isthmus.errors import InvalidParamsError, InvalidPromptError
+from isthmus.pooling_params import PoolingParams
 from isthmus.sampling_params import BeamSearchParams, SamplingParams
 from isthmus.scheduler.beam import BeamGroup
 from isthmus.scheduler.request import Request
@@ -19,16 +20,22 @@ if TYPE_CHECKING:
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or {"prompt": text} / {"prompt_token_ids": ids}."""
 
+AnyParams = SamplingParams | BeamSearchParams | PoolingParams
+"""What a prompt is for: completions, the best of many, or a vector."""
+
 MAX_LOGPROBS = 20
+_NO_OUTPUT = SamplingParams(max_tokens=1, temperature=0)
+"""Of requests that are pooled. They have no output; the scheduler counts the one that others would get there."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What bounds a request of this model."""
+    """What bounds a request of this model. hidden_size: numbers in an embedding."""
 
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...]
+    hidden_size: int
 
 
 def eos_token_ids(
@@ -59,7 +66,7 @@ class InputProcessor:
         self,
         request_id: str,
         prompt: Prompt,
-        params: SamplingParams | BeamSearchParams,
+        params: AnyParams,
         scheduling: SchedulingParams = DEFAULT_SCHEDULING,
     ) -> tuple[Request, str | None]:
         """The request and the prompt's text, if it was given as text.
@@ -67,6 +74,8 @@ class InputProcessor:
         Raises InvalidPromptError or InvalidParamsError.
         """
         text, token_ids = self._tokenize(prompt)
+        if isinstance(params, PoolingParams):
+            return self._to_be_pooled(request_id, token_ids, params, scheduling), text
         self._check_length(token_ids)
         params.check_vocab(self.limits.vocab_size)
         if isinstance(params, BeamSearchParams):
@@ -99,6 +108,14 @@ class InputProcessor:
         )
         request.beams = BeamGroup(params, request)
         return request
+
+    def _to_be_pooled(
+        self, request_id: str, token_ids: list[int], params: PoolingParams, scheduling: SchedulingParams
+    ) -> Request:
+        self._check_length(token_ids, num_outputs=0)
+        params.check_hidden_size(self.limits.hidden_size)
+        keys = {} if params.cache_salt is None else {"salt": params.cache_salt}
+        return Request(request_id, token_ids, _NO_OUTPUT, scheduling=scheduling, cache_keys=keys, pooling=params)
 
     def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):
@@ -135,14 +152,14 @@ class InputProcessor:
                 )
         return list(ids)
 
-    def _check_length(self, token_ids: list[int]) -> None:
+    def _check_length(self, token_ids: list[int], *, num_outputs: int = 1) -> None:
         if not token_ids:
             raise InvalidPromptError("the prompt has no tokens; give at least one")
-        if len(token_ids) >= self.limits.max_model_len:
+        if len(token_ids) + num_outputs > self.limits.max_model_len:
             raise InvalidPromptError(
                 f"the prompt has {len(token_ids)} tokens, the model takes "
-                f"{self.limits.max_model_len} with at least one for the output; shorten the prompt or raise "
-                "model.max_model_len"
+                f"{self.limits.max_model_len}{' with at least one for the output' if num_outputs else ''}; shorten the "
+                "prompt or raise model.max_model_len"
             )
 
     def _check_params(self, params: SamplingParams) -> None:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from isthmus.config import EngineConfig
 from isthmus.engine.messages import FromEngine, FromFrontend
 from isthmus.plugins.manager import PluginManager
 
 MakePlugins = Callable[[], PluginManager]
+OnMessages = Callable[[Sequence[FromEngine]], None]
 
 
 class EngineLink(ABC):
     """One engine, from its start to its end. Everything is called in one event loop, and calls back in it.
 
-    on_message: each message, in order.  on_end: once, after the last message, with the reason; also after `stop`.
+    on_messages: what has come since the last time, in order.  on_end: once, after the last message, with the reason;
+    also after `stop`.
     """
 
-    def __init__(self, on_message: Callable[[FromEngine], None], on_end: Callable[[str], None]) -> None:
-        self._on_message = on_message
+    def __init__(self, on_messages: OnMessages, on_end: Callable[[str], None]) -> None:
+        self._on_messages = on_messages
         self._on_end = on_end
 
     @abstractmethod

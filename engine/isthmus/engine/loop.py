@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from isthmus.engine.compiling import POLL_S, Compiled, Compiling
 from isthmus.engine.core import EngineCore
 from isthmus.engine.engine_info import EngineStats
 from isthmus.engine.messages import (
@@ -17,6 +18,7 @@ from isthmus.engine.messages import (
     Call,
     FromEngine,
     FromFrontend,
+    OfferTokenizer,
     Outputs,
     Refused,
     Reply,
@@ -24,6 +26,9 @@ from isthmus.engine.messages import (
 )
 from isthmus.engine.request_data import unpack
 from isthmus.errors import RequestError
+
+MAX_LIVE_REQUESTS = 256
+"""That somebody who looks is told of."""
 
 
 class Inbox(ABC):
@@ -42,6 +47,7 @@ class EngineLoop:
         self._inbox = inbox
         self._send = send
         self._is_paused = False
+        self._compiling = Compiling()
 
     def run(self) -> None:
         while True:
@@ -50,12 +56,18 @@ class EngineLoop:
                 match message:
                     case Add():
                         self._add(message, accepted)
+                    case OfferTokenizer(tokenizer):
+                        self._core.offer_tokenizer(tokenizer)
                     case Abort(request_ids):
                         self._core.abort_requests(request_ids)
+                        for gone in self._compiling.abort(frozenset(request_ids)):
+                            self._queue(gone, accepted)
                     case Call(call_id, method):
                         self._send(Reply(call_id, self.CALLS[method](self)))
                     case Shutdown():
                         return
+            for compiled in self._compiling.take_compiled():
+                self._queue(compiled, accepted)
             if accepted:
                 self._send(Accepted(accepted))
             if self._patience_s() == 0:
@@ -66,16 +78,31 @@ class EngineLoop:
     def _patience_s(self) -> float | None:
         """How long nothing will be done unless somebody says something."""
         if self._is_paused or self._core.is_idle:
-            return None
+            return POLL_S if self._compiling else None
         return self._core.held_for_s
 
     def _add(self, message: Add, accepted: list[int]) -> None:
+        """Queue it, or hold it back until its grammar is there."""
+        requests = unpack(message.request)
         try:
-            self._core.add_requests(unpack(message.request))
+            compilation = self._core.compilation_for(requests[0])
         except RequestError as error:
-            self._send(Refused(message.ticket, pickle.dumps(error)))
+            self._queue(Compiled(message.ticket, requests, error=error), accepted)
+            return
+        if compilation is None:
+            self._queue(Compiled(message.ticket, requests), accepted)
         else:
-            accepted.append(message.ticket)
+            self._compiling.hold_back(message.ticket, requests, compilation)
+
+    def _queue(self, one: Compiled, accepted: list[int]) -> None:
+        try:
+            if one.error is not None:
+                raise one.error
+            self._core.add_requests(one.requests, one.grammar)
+        except RequestError as error:
+            self._send(Refused(one.ticket, pickle.dumps(error)))
+        else:
+            accepted.append(one.ticket)
 
     # Calls.
 
@@ -92,13 +119,22 @@ class EngineLoop:
         scheduler = self._core.scheduler
         pools = [group.pool for group in scheduler.kv.groups]
         return EngineStats(
-            scheduler=replace(scheduler.stats),
+            scheduler=replace(scheduler.stats, step_sizes=scheduler.stats.step_sizes.copy()),
             snapshot=scheduler.snapshot(),
             num_used_blocks=[pool.num_used for pool in pools],
             num_blocks=[pool.num_blocks for pool in pools],
             is_paused=self._is_paused,
         )
 
+    def _look(self) -> EngineStats:
+        return replace(self._stats(), requests=self._core.scheduler.live_requests(MAX_LIVE_REQUESTS))
+
     CALLS = MappingProxyType(
-        {"pause": _pause, "resume": _resume, "reset_prefix_cache": _reset_prefix_cache, "stats": _stats}
+        {
+            "pause": _pause,
+            "resume": _resume,
+            "reset_prefix_cache": _reset_prefix_cache,
+            "stats": _stats,
+            "look": _look,
+        }
     )

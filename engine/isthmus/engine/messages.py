@@ -16,8 +16,9 @@ import msgspec
 from isthmus.engine.engine_info import EngineStats
 from isthmus.engine.request_data import RequestData
 from isthmus.scheduler.output import RequestDelta
+from isthmus.structured.tokenizer import TokenizerText
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 3
 """Goes up with every change of a message."""
 
 
@@ -45,6 +46,12 @@ class Add(msgspec.Struct, frozen=True, tag=True):
     request: RequestData
 
 
+class OfferTokenizer(msgspec.Struct, frozen=True, tag=True):
+    """For grammars, before the first request that has one."""
+
+    tokenizer: TokenizerText
+
+
 class Abort(msgspec.Struct, frozen=True, tag=True):
     request_ids: list[str]
 
@@ -60,7 +67,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """End. Whatever still runs is given up."""
 
 
-FromFrontend = Start | Add | Abort | Call | Shutdown
+FromFrontend = Start | Add | OfferTokenizer | Abort | Call | Shutdown
 
 
 class Stage(msgspec.Struct, frozen=True, tag=True):

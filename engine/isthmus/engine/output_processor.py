@@ -28,8 +28,10 @@ class _Live:
     """The text side of one live request."""
 
     __slots__ = (
+        "admitted_s",
         "cumulative_logprob",
         "detokenizer",
+        "embedding",
         "first_token_s",
         "logprobs",
         "num_cached_tokens",
@@ -52,9 +54,11 @@ class _Live:
         self.stream = stream
         self.token_ids: list[int] = []
         self.num_cached_tokens = 0
+        self.admitted_s: float | None = None
         self.first_token_s: float | None = None
         self.logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
         self.cumulative_logprob = 0.0
+        self.embedding: list[float] | None = None
         wants_prompt = params.prompt_logprobs is not None
         self.prompt_logprobs: list[TokenLogprobs | None] | None = (
             [None] * request.num_prompt_tokens if wants_prompt else None
@@ -80,9 +84,12 @@ class OutputProcessor:
         self._live[request.request_id] = _Live(request, prompt, detokenizer, stream=stream)
 
     def process(self, deltas: Iterable[RequestDelta]) -> ProcessedOutputs:
-        """One step's deltas. Those of requests that ended here already are ignored."""
+        """The deltas of a step, or of several: each request gets one output. Those of requests that ended here already
+        are ignored.
+        """
         done = ProcessedOutputs()
         now = time.monotonic()
+        going_on: dict[str, _Live] = {}
         for delta in deltas:
             live = self._live.get(delta.request_id)
             if live is None:
@@ -90,12 +97,18 @@ class OutputProcessor:
             finish_reason, stop_reason = self._take(live, delta, now)
             if finish_reason is not None and delta.finish_reason is None:
                 done.to_abort.append(delta.request_id)
-            if finish_reason is not None or live.stream:
-                if delta.beams is None:
-                    completions = [self._completion(live, finish_reason, stop_reason)]
-                else:
-                    completions = self._sequences(live, delta.beams)
-                done.outputs.append(self._output(live, completions, now, finished=finish_reason is not None))
+            if finish_reason is None:
+                if live.stream:
+                    going_on[delta.request_id] = live
+                continue
+            going_on.pop(delta.request_id, None)
+            if delta.beams is None:
+                completions = [self._completion(live, finish_reason, stop_reason)]
+            else:
+                completions = self._sequences(live, delta.beams)
+            done.outputs.append(self._output(live, completions, now, finished=True))
+        for live in going_on.values():
+            done.outputs.append(self._output(live, [self._completion(live, None, None)], now, finished=False))
         return done
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestOutput]:
@@ -108,6 +121,11 @@ class OutputProcessor:
             self._output(live, [self._completion(live, FinishReason.ABORT, None)], now, finished=True) for live in lives
         ]
 
+    def first_token_s(self, request_id: str) -> float | None:
+        """When the first token of a live request came; None if that is not so, or there is no such request."""
+        live = self._live.get(request_id)
+        return None if live is None else live.first_token_s
+
     def abort_all(self) -> list[str]:
         """Forget every live request, without outputs; returns their ids."""
         request_ids = list(self._live)
@@ -117,9 +135,12 @@ class OutputProcessor:
     def _take(self, live: _Live, delta: RequestDelta, now: float) -> tuple[FinishReason | None, int | str | None]:
         """Add a delta; how the request ends, if it does."""
         live.num_cached_tokens = delta.num_cached_tokens
+        live.admitted_s = delta.admitted_s
         if delta.prompt_logprobs is not None and live.prompt_logprobs is not None:
             first, entries = delta.prompt_logprobs
             live.prompt_logprobs[first : first + len(entries)] = [self._named(entry) for entry in entries]
+        if delta.pooled is not None and live.request.pooling is not None:
+            live.embedding = live.request.pooling.finish(delta.pooled)
         new = delta.new_token_ids
         if not new:
             if delta.finish_reason is not None:
@@ -128,7 +149,9 @@ class OutputProcessor:
         if live.first_token_s is None:
             live.first_token_s = now
         detokenizer = live.detokenizer
-        hidden = delta.finish_reason is FinishReason.STOP and not live.request.params.include_stop_str_in_output
+        # A grammar's end is a stop, too, but its last token is text.
+        is_stop_token = delta.finish_reason is FinishReason.STOP and new[-1] in live.request.stop_ids
+        hidden = is_stop_token and not live.request.params.include_stop_str_in_output
         detokenizer.append(new, hide_last=hidden)
         if delta.finish_reason is not None:
             detokenizer.finish()
@@ -202,7 +225,9 @@ class OutputProcessor:
             num_cached_tokens=live.num_cached_tokens,
             metrics=RequestMetrics(
                 arrival_s=live.request.arrival_s,
+                admitted_s=live.admitted_s,
                 first_token_s=live.first_token_s,
                 finished_s=now if finished else None,
             ),
+            embedding=live.embedding,
         )

@@ -34,7 +34,7 @@ from isthmus.engine.messages import (
     encoder,
     from_frontend,
 )
-from isthmus.engine.sockets import Addresses, unbounded
+from isthmus.engine.sockets import Addresses, bounded, received, unbounded
 from isthmus.errors import EngineDeadError
 
 logger = logging.getLogger(__name__)
@@ -52,16 +52,11 @@ class SocketInbox(Inbox):
     def take(self, timeout_s: float | None) -> Sequence[FromFrontend]:
         if timeout_s != 0:
             self._socket.poll(None if timeout_s is None else int(timeout_s * 1000) + 1)
-        messages: list[FromFrontend] = []
-        while True:
-            try:
-                messages.append(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
-            except zmq.Again:
-                return messages
+        return received(self._socket, self._decoder)
 
 
 class Outbox:
-    """Writes to a ZeroMQ socket."""
+    """Writes to a ZeroMQ socket, and waits while the front end is too far behind."""
 
     def __init__(self, push: zmq.Socket[bytes]) -> None:
         self._socket = push
@@ -79,7 +74,7 @@ def main(folder: Path, lifeline: socket.socket) -> int:
     addresses = Addresses(folder)
     with zmq.Context() as context, context.socket(zmq.PULL) as pull, context.socket(zmq.PUSH) as push:
         unbounded(pull)
-        unbounded(push)
+        bounded(push)
         pull.bind(addresses.to_engine)
         push.connect(addresses.from_engine)
         return serve(SocketInbox(pull), Outbox(push))

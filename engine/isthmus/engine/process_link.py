@@ -20,7 +20,7 @@ import zmq
 import zmq.asyncio
 
 from isthmus.config import EngineConfig
-from isthmus.engine.link import EngineLink, MakePlugins
+from isthmus.engine.link import EngineLink, MakePlugins, OnMessages
 from isthmus.engine.messages import (
     PROTOCOL_VERSION,
     Dead,
@@ -32,7 +32,7 @@ from isthmus.engine.messages import (
     encoder,
     from_engine,
 )
-from isthmus.engine.sockets import Addresses, unbounded
+from isthmus.engine.sockets import Addresses, bounded, received, unbounded
 
 logger = logging.getLogger(__name__)
 
@@ -49,11 +49,13 @@ class ProcessLink(EngineLink):
     side ends, whatever ended it.
     """
 
-    def __init__(self, on_message: Callable[[FromEngine], None], on_end: Callable[[str], None]) -> None:
-        super().__init__(on_message, on_end)
+    def __init__(self, on_messages: OnMessages, on_end: Callable[[str], None]) -> None:
+        super().__init__(on_messages, on_end)
         self._folder = Path(tempfile.mkdtemp(prefix="isthmus-"))
         self._context: zmq.asyncio.Context = zmq.asyncio.Context()
         self._pull: zmq.asyncio.Socket = self._context.socket(zmq.PULL)
+        # The same socket, for what is there already.
+        self._pull_now: zmq.Socket[bytes] = zmq.Socket.shadow(self._pull)
         # Sends are not awaited, so this one is an ordinary socket.
         self._push: zmq.Socket[bytes] = zmq.Socket(self._context, zmq.PUSH)
         self._encoder = encoder()
@@ -79,7 +81,7 @@ class ProcessLink(EngineLink):
         )
         addresses = Addresses(self._folder)
         unbounded(self._push)
-        unbounded(self._pull)
+        bounded(self._pull)
         # Each side binds what it reads, so that what is sent before the other side is there is kept.
         self._push.connect(addresses.to_engine)
         self._pull.bind(addresses.from_engine)
@@ -113,17 +115,21 @@ class ProcessLink(EngineLink):
             await self._has_ended.wait()
 
     async def _read(self) -> None:
-        """Hand on what comes."""
+        """Hand on what comes, all at once what came together. In between, everybody else has a turn: those who read the
+        outputs, however fast the engine is.
+        """
         while True:
-            data = await self._pull.recv()
-            self._num_read += 1
+            await self._pull.poll()
+            messages = received(self._pull_now, self._decoder)
+            self._num_read += len(messages)
             try:
-                self._take(self._decoder.decode(data))
+                self._on_messages([message for message in messages if not self._is_ours(message)])
             except Exception:  # a fault of ours: an engine that nobody listens to must not live on
                 logger.exception("a message of the engine could not be handled")
                 self._last_word = "the front end could not handle a message of the engine; see its log"
                 self._kill()
                 return
+            await asyncio.sleep(0)
 
     def _saw_end(self) -> None:
         """The lifeline closed: the process is ending, or has ended."""
@@ -148,7 +154,8 @@ class ProcessLink(EngineLink):
         assert self._process is not None
         self._process.kill()
 
-    def _take(self, message: FromEngine) -> None:
+    def _is_ours(self, message: FromEngine) -> bool:
+        """Whether it was for this link, which has done what it asks for."""
         match message:
             case Hello(version, pid):
                 if version == PROTOCOL_VERSION:
@@ -159,10 +166,11 @@ class ProcessLink(EngineLink):
                         f"{PROTOCOL_VERSION}: two installations of isthmus are mixed; use one"
                     )
                     self._kill()
+                return True
             case Dead(reason):
                 self._last_word = reason
-            case _:
-                self._on_message(message)
+                return True
+        return False
 
     async def _how_it_ended(self) -> str:
         assert self._process is not None

@@ -8,16 +8,19 @@ from typing import Any
 
 import msgspec
 
+from isthmus.pooling_params import PoolingParams
 from isthmus.sampling_params import BeamSearchParams, SamplingParams
 from isthmus.scheduler.beam import BeamGroup
 from isthmus.scheduler.request import Request
 from isthmus.scheduling_params import SchedulingParams
+from isthmus.structured.spec import StructuredOutput
 
 
 class RequestData(msgspec.Struct, frozen=True, array_like=True):
     """What makes a Request.
 
-    params, beams: the fields that differ from their defaults, of SamplingParams and BeamSearchParams.
+    params, beams, pooling: the fields that differ from their defaults, of SamplingParams, BeamSearchParams and
+    PoolingParams.
     siblings: (request id, seed) of further requests that differ in nothing else.
     """
 
@@ -25,6 +28,7 @@ class RequestData(msgspec.Struct, frozen=True, array_like=True):
     token_ids: list[int]
     params: dict[str, Any]
     beams: dict[str, Any] | None
+    pooling: dict[str, Any] | None
     eos_token_ids: list[int]
     bad_words_ids: list[list[int]]
     seed: int
@@ -42,8 +46,9 @@ def pack(requests: Sequence[Request]) -> RequestData:
     return RequestData(
         request_id=leader.request_id,
         token_ids=leader.token_ids,
-        params=_changed(leader.params),
+        params=_sampling_fields(leader.params),
         beams=None if leader.beams is None else _changed(leader.beams.params),
+        pooling=None if leader.pooling is None else _changed(leader.pooling),
         eos_token_ids=sorted(leader.eos_token_ids),
         bad_words_ids=[list(ids) for ids in leader.bad_words_ids],
         seed=leader.seed,
@@ -61,19 +66,34 @@ def unpack(data: RequestData) -> list[Request]:
     leader = Request(
         data.request_id,
         data.token_ids,
-        SamplingParams(**data.params),
+        _sampling_params(data.params),
         eos_token_ids=data.eos_token_ids,
         bad_words_ids=data.bad_words_ids,
         seed=data.seed,
         arrival_s=data.arrival_s,
         scheduling=SchedulingParams(priority=data.priority, tenant=data.tenant, is_system=data.is_system),
         cache_keys=data.cache_keys,
+        pooling=None if data.pooling is None else PoolingParams(**data.pooling),
     )
     if data.beams is not None:
         leader.beams = BeamGroup(BeamSearchParams(**data.beams), leader)
     return [leader, *(leader.sibling(request_id, seed) for request_id, seed in data.siblings)]
 
 
-def _changed(params: SamplingParams | BeamSearchParams) -> dict[str, Any]:
+def _sampling_fields(params: SamplingParams) -> dict[str, Any]:
+    changed = _changed(params)
+    if params.structured is not None:
+        changed["structured"] = _changed(params.structured)
+    return changed
+
+
+def _sampling_params(changed: dict[str, Any]) -> SamplingParams:
+    structured = changed.get("structured")
+    if structured is None:
+        return SamplingParams(**changed)
+    return SamplingParams(**{**changed, "structured": StructuredOutput(**structured)})
+
+
+def _changed(params: SamplingParams | BeamSearchParams | PoolingParams | StructuredOutput) -> dict[str, Any]:
     values = ((item, getattr(params, item.name)) for item in fields(params))
     return {item.name: value for item, value in values if value is not item.default and value != item.default}

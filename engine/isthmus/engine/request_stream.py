@@ -42,6 +42,11 @@ class RequestStream:
         self._latest = output
         self._has_news.set()
 
+    @property
+    def untaken(self) -> RequestOutput | None:
+        """The newest output that the consumer has not taken; it holds everything so far."""
+        return self._latest
+
     def fail(self, error: IsthmusError) -> None:
         """No output will come any more."""
         self._error = error
@@ -89,9 +94,12 @@ class Given:
         self._has_prompt = False
 
     def rest_of(self, output: RequestOutput) -> RequestOutput:
-        """What is new in a cumulative output; completions without news are left out."""
-        prompt_logprobs = None if self._has_prompt else output.prompt_logprobs
-        self._has_prompt = True
+        """What is new in a cumulative output; completions without news are left out. The log-probabilities of a prompt
+        come once, when the first token says that they are complete: a prompt may be computed in several steps.
+        """
+        is_computed = output.finished or any(completion.token_ids for completion in output.outputs)
+        prompt_logprobs = output.prompt_logprobs if is_computed and not self._has_prompt else None
+        self._has_prompt = self._has_prompt or is_computed
         rest = [new for completion in output.outputs if (new := self._rest(completion)) is not None]
         return replace(output, outputs=rest, prompt_logprobs=prompt_logprobs)
 

@@ -44,10 +44,13 @@ def _anew(request: Request) -> Request:
         arrival_s=request.arrival_s,
         scheduling=SchedulingParams(priority=request.priority, tenant=request.tenant, is_system=request.is_system),
         cache_keys=request.cache_keys,
+        pooling=request.pooling,
     )
     other.num_prompt_tokens = request.num_prompt_tokens
     other.num_cached_tokens = request.num_cached_tokens
+    other.admitted_s = request.admitted_s
     other.num_preemptions = request.num_preemptions
+    other.grammar = request.grammar
     return other
 
 

@@ -46,12 +46,14 @@ class SampleGroup:
     def _metrics(self, *, finished: bool) -> RequestMetrics | None:
         """From the first arrival to the last end."""
         found = [output.metrics for output in self._latest.values() if output.metrics is not None]
+        admitted = [metrics.admitted_s for metrics in found if metrics.admitted_s is not None]
         firsts = [metrics.first_token_s for metrics in found if metrics.first_token_s is not None]
         ends = [metrics.finished_s for metrics in found if metrics.finished_s is not None]
         if not found:
             return None
         return RequestMetrics(
             arrival_s=min(metrics.arrival_s for metrics in found),
+            admitted_s=min(admitted, default=None),
             first_token_s=min(firsts, default=None),
             finished_s=max(ends, default=None) if finished else None,
         )

@@ -10,11 +10,14 @@ from isthmus.checkpoints.hf_tokenizer import load_hf_tokenizer
 from isthmus.checkpoints.open import open_checkpoint
 from isthmus.config import EngineConfig, ModelFacts, PlatformFacts, Resolved, resolve
 from isthmus.engine.core import EngineCore
+from isthmus.engine.input_processor import eos_token_ids
 from isthmus.executor.threaded import ThreadedExecutor
 from isthmus.executor.uniproc import UniprocExecutor
 from isthmus.models.spec import ModelSpec
 from isthmus.plugins.manager import PluginManager, Selection
 from isthmus.plugins.policy import PolicyRegistry
+from isthmus.structured.compiler import GrammarCompiler
+from isthmus.structured.tokenizer import TokenizerText
 from isthmus.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -43,6 +46,12 @@ class EngineSetup:
         """The one that the config names, else the checkpoint's own. Raises CheckpointError if it is unusable."""
         other = self.config.model.tokenizer
         return self.checkpoint.tokenizer() if other is None else load_hf_tokenizer(other)
+
+    def tokenizer_text(self) -> TokenizerText:
+        """The tokenizer, and every id that ends a text."""
+        tokenizer = self.tokenizer()
+        eos_ids = eos_token_ids(self.checkpoint.generation_config(), self.checkpoint.config(), tokenizer)
+        return TokenizerText.of(tokenizer, eos_ids)
 
 
 def prepare(config: EngineConfig, plugins: PluginManager | None = None) -> EngineSetup:
@@ -100,4 +109,5 @@ def make_core(
         policy=policies.make(setup.config.scheduler),
         may_lower_max_model_len=not asked,
         isolate_faults=isolate_faults,
+        compiler=GrammarCompiler(setup.tokenizer_text, setup.spec.vocab_size),
     )

@@ -7,19 +7,19 @@ import enum
 import logging
 import pickle
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from isthmus.config import EngineConfig
 from isthmus.engine.async_client import AsyncClient
 from isthmus.engine.engine_info import Started
-from isthmus.engine.link import EngineLink, MakePlugins
+from isthmus.engine.link import EngineLink, MakePlugins, OnMessages
 from isthmus.engine.messages import Failed, FromEngine, Ready, Stage
 from isthmus.errors import EngineDeadError
 
 logger = logging.getLogger(__name__)
 
-MakeLink = Callable[[Callable[[FromEngine], None], Callable[[str], None]], EngineLink]
+MakeLink = Callable[[OnMessages, Callable[[str], None]], EngineLink]
 
 
 class EngineState(enum.StrEnum):
@@ -131,12 +131,20 @@ class Supervisor:
         self._stage_times_s = {}
         self._set_stage("starting the process")
         self._ready = asyncio.get_running_loop().create_future()
-        self._link = self._make_link(self._take, self._ended)
+        self._link = self._make_link(self._take_all, self._ended)
         self.client = AsyncClient(self._link.send)
         await self._link.start(self._config, self._make_plugins)
 
-    def _take(self, message: FromEngine) -> None:
-        """One message of the engine."""
+    def _take_all(self, messages: Sequence[FromEngine]) -> None:
+        """What the engine has said. The outputs of several steps are given together."""
+        has_outputs = False
+        for message in messages:
+            has_outputs = self._take(message) or has_outputs
+        if has_outputs:
+            self._on_outputs()
+
+    def _take(self, message: FromEngine) -> bool:
+        """One message of the engine; whether `client` has outputs now."""
         match message:
             case Stage(name):
                 self._set_stage(name)
@@ -145,8 +153,8 @@ class Supervisor:
             case Failed(error):
                 self._fail_start(pickle.loads(error))
             case _:
-                if self.client.receive(message):
-                    self._on_outputs()
+                return self.client.receive(message)
+        return False
 
     def _set_stage(self, name: str) -> None:
         now_s = time.monotonic()

@@ -7,12 +7,13 @@ import logging
 import pickle
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from isthmus.config import EngineConfig
 from isthmus.engine.boot import boot
 from isthmus.engine.failure import pickled_failure
-from isthmus.engine.link import EngineLink, MakePlugins
+from isthmus.engine.link import EngineLink, MakePlugins, OnMessages
 from isthmus.engine.loop import EngineLoop, Inbox
 from isthmus.engine.messages import Failed, FromEngine, FromFrontend, Ready, Shutdown, Stage
 
@@ -39,9 +40,10 @@ class QueueInbox(Inbox):
 class ThreadLink(EngineLink):
     """Messages are handed over as they are, not written."""
 
-    def __init__(self, on_message: Callable[[FromEngine], None], on_end: Callable[[str], None]) -> None:
-        super().__init__(on_message, on_end)
+    def __init__(self, on_messages: OnMessages, on_end: Callable[[str], None]) -> None:
+        super().__init__(on_messages, on_end)
         self._inbox = QueueInbox()
+        self._outbox: deque[FromEngine] = deque()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop
 
@@ -81,7 +83,14 @@ class ThreadLink(EngineLink):
         self._end(reason)
 
     def _tell(self, message: FromEngine) -> None:
-        self._loop.call_soon_threadsafe(self._on_message, message)
+        self._outbox.append(message)
+        self._loop.call_soon_threadsafe(self._hand_on)
+
+    def _hand_on(self) -> None:
+        """All that there is, in the front end's thread; a later call may find nothing."""
+        messages = [self._outbox.popleft() for _ in range(len(self._outbox))]
+        if messages:
+            self._on_messages(messages)
 
     def _end(self, reason: str) -> None:
         self._loop.call_soon_threadsafe(self._on_end, reason)

@@ -106,6 +106,7 @@ class Admitter:
         self._limits.left(request)
         self._limits.admitted(step.now_s)
         request.num_cached_tokens = min(hit.num_cached_tokens, request.num_prompt_tokens)
+        request.admitted_s = step.now_s
         stats.num_admitted += 1
         stats.queue_time_s += max(step.now_s - request.arrival_s, 0.0)
         if request.leader is None and self._kv.reads_cache(request):
@@ -153,6 +154,7 @@ class Admitter:
                 stop_ids=request.stop_ids,
                 bad_words_ids=request.bad_words_ids,
                 window_block_ids=tuple(table.copy() for table in request.window_tables),
+                pooling=request.pooling,
             )
         )
         step.num_scheduled[request.request_id] = num_new

@@ -18,19 +18,25 @@ class BlockLives:
         self._filled_s = [0.0] * (num_blocks + 1)
         self._left_s = [0.0] * (num_blocks + 1)
         self._found = bytearray(num_blocks + 1)
+        self._is_free = bytearray(num_blocks + 1)
 
     def filled(self, block_id: int) -> None:
         """The block's content can be found from now on."""
         self._filled_s[block_id] = self._left_s[block_id] = self.now_s
-        self._found[block_id] = False
+        self._found[block_id] = self._is_free[block_id] = False
 
     def left(self, block_id: int) -> None:
         """Nobody holds the block any more; its content stays."""
         self._left_s[block_id] = self.now_s
+        self._is_free[block_id] = True
 
     def found(self, block_id: int) -> None:
         """A request begins with the content, whether or not others hold it."""
         self._found[block_id] = True
+        if self._is_free[block_id]:
+            self._is_free[block_id] = False
+            self._stats.num_reused_blocks += 1
+            self._stats.reused_block_gap_s += self.now_s - self._left_s[block_id]
 
     def lost(self, block_id: int) -> None:
         """The block is handed out, and its content forgotten."""

@@ -86,8 +86,8 @@ class KVCacheManager:
         return -(-num_tokens // self.block_size)
 
     def reads_cache(self, request: Request) -> bool:
-        """Whether the request may use cached blocks. One that wants prompt_logprobs never does: they have no logits."""
-        return self.enable_prefix_caching and request.params.prompt_logprobs is None
+        """Whether the request may use cached blocks. They have neither logits nor hidden states."""
+        return self.enable_prefix_caching and not request.needs_all_tokens
 
     # Beginnings that are there already.
 

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from isthmus.outputs import FinishReason
+from isthmus.pooling_params import PoolingParams
 from isthmus.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 RawLogprobs = dict[int, tuple[float, int]]
 """Candidates at one position: token id -> (log-probability, rank from 1), most likely first"""
@@ -30,7 +36,7 @@ class NewRequestData:
     """Everything about a request that the worker does not hold: a new one, or one that comes back after preemption.
 
     token_ids: prompt and outputs so far.  block_ids: the whole table of the first block group.  window_block_ids: the
-    tables of the others, 0 where the window has moved on.
+    tables of the others, 0 where the window has moved on.  pooling: None = sample.
     """
 
     request_id: str
@@ -43,6 +49,7 @@ class NewRequestData:
     stop_ids: frozenset[int]
     bad_words_ids: tuple[tuple[int, ...], ...]
     window_block_ids: tuple[list[int], ...] = ()
+    pooling: PoolingParams | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +71,7 @@ class CachedRequestData:
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
     """One step. `num_scheduled_tokens` is in batch order: first the cached requests, then the new ones. `block_ops` has
-    an entry a block group.
+    an entry a block group. `token_masks`: request id -> [W] int32, a bit a token, 1 = allowed; no entry = all are.
     """
 
     scheduled_new_reqs: list[NewRequestData]
@@ -74,6 +81,7 @@ class SchedulerOutput:
     block_ops: tuple[BlockOps, ...]
     finished_req_ids: list[str]
     preempted_req_ids: list[str]
+    token_masks: dict[str, npt.NDArray[np.int32]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +90,14 @@ class ModelRunnerOutput:
 
     sampled_token_ids: [] for a request whose prompt is not finished.  logprobs: request id -> one entry a sampled
     token.  prompt_logprobs: request id -> (position of the first entry, entries).  invalid_req_ids: requests whose
-    masks left no token to choose.
+    masks left no token to choose.  pooled: request id -> the vector of its prompt, not normalised.
     """
 
     sampled_token_ids: list[list[int]]
     logprobs: dict[str, list[RawLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[str, tuple[int, list[RawLogprobs]]] = field(default_factory=dict)
     invalid_req_ids: frozenset[str] = frozenset()
+    pooled: dict[str, list[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +137,9 @@ class BeamSequence:
 
 @dataclass(slots=True)
 class RequestDelta:
-    """What a step did for one request, on its way to the front end. beams: what a beam search found, at its end."""
+    """What a step did for one request, on its way to the front end. beams: what a beam search found, at its end.
+    admitted_s: when the request was admitted for the first time.  pooled: as in ModelRunnerOutput.
+    """
 
     request_id: str
     new_token_ids: list[int]
@@ -138,3 +149,5 @@ class RequestDelta:
     logprobs: list[RawLogprobs] | None = None
     prompt_logprobs: tuple[int, list[RawLogprobs]] | None = None
     beams: list[BeamSequence] | None = None
+    admitted_s: float | None = None
+    pooled: list[float] | None = None

@@ -33,8 +33,8 @@ from isthmus.scheduler.preempter import Preempter
 from isthmus.scheduler.pressure import Watermark
 from isthmus.scheduler.request import Request, RequestStatus
 from isthmus.scheduler.room import Room
-from isthmus.scheduler.snapshot import take_snapshot
-from isthmus.scheduler.stats import SchedulerSnapshot, SchedulerStats, Shortage
+from isthmus.scheduler.snapshot import live_requests, take_snapshot
+from isthmus.scheduler.stats import LiveRequest, SchedulerSnapshot, SchedulerStats, Shortage, step_size
 from isthmus.scheduler.step import InFlight, Step
 from isthmus.scheduler.token_limit import token_limit
 from isthmus.scheduler.waiting import QueueLimits
@@ -52,8 +52,9 @@ class Scheduler:
     """The one door: requests come in, steps go out, results come back.
 
     `requests` holds every live request; each is in exactly one of `waiting`, `swapped` and `running` (admission order),
-    or held by its group. Steps come back to `update_from_output` in the order in which `schedule` gave them; several
-    may be under way at once, and the tokens that they will sample count as placeholders until then.
+    or held by its group. `structured`: those of them that have a grammar. Steps come back to `update_from_output` in
+    the order in which `schedule` gave them; several may be under way at once, and the tokens that they will sample
+    count as placeholders until then.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class Scheduler:
         self.preempter = Preempter(*shared, costs=self.costs, largest_chunk=largest_chunk, recorder=recorder)
         self._clock = clock
         self.beam_groups: dict[str, BeamGroup] = {}
+        self.structured: dict[str, Request] = {}
         self._in_flight: deque[InFlight] = deque()
         self._finished_req_ids: list[str] = []
         self._failed: list[RequestDelta] = []
@@ -138,6 +140,8 @@ class Scheduler:
         if not self.requests:
             self.gate.woken(self._clock())
         self.requests[request.request_id] = request
+        if request.grammar is not None:
+            self.structured[request.request_id] = request
         self.queue.entered(request)
         self.waiting.add(request)
         if self._recorder is not None:
@@ -171,6 +175,7 @@ class Scheduler:
         self.places.remove(request)
         self.queue.left(request)
         del self.requests[request.request_id]
+        self.structured.pop(request.request_id, None)
         if self._recorder is not None:
             self._recorder.ended(request, FinishReason.ABORT)
 
@@ -199,6 +204,12 @@ class Scheduler:
         elif request is not None:
             self._finish(request, FinishReason.ABORT)
         return request is not None or group is not None
+
+    def end_request(self, request: Request, reason: FinishReason) -> None:
+        """End a live request that has come to its end without a further token. What steps under way find for it is
+        ignored.
+        """
+        self._finish(request, reason)
 
     def abort_all(self) -> list[str]:
         """End every request and forget the prefix cache: for steps under way that failed at an unknown point.
@@ -270,6 +281,7 @@ class Scheduler:
         stats = self.stats
         stats.num_steps += 1
         stats.num_scheduled_tokens += total
+        stats.step_sizes[step_size(total)] += 1
         stats.num_decode_tokens += step.num_decodes
         stats.num_prefill_tokens += total - step.num_decodes
         self._last_waits = step.waits
@@ -298,8 +310,8 @@ class Scheduler:
         while index < len(running) and step.budget > 0:
             request = running[index]
             known = len(request.token_ids) + request.num_placeholders
-            if request.num_placeholders and known >= request.max_total_tokens:
-                # A step under way gives its last token.
+            if request.num_placeholders and (known >= request.max_total_tokens or request.grammar is not None):
+                # A step under way gives its last token, or one on which the next depends.
                 chosen.append((request, 0, 0, []))
                 index += 1
                 continue
@@ -406,18 +418,21 @@ class Scheduler:
         self._learn(flight)
         deltas, self._failed = self._failed, []
         logprobs, prompt_logprobs, invalid = result.logprobs, result.prompt_logprobs, result.invalid_req_ids
+        pooled = result.pooled
         ended = False
         for request, sampled in zip(flight.requests, result.sampled_token_ids, strict=True):
             if request.status is RequestStatus.FINISHED:
                 continue
             request_id = request.request_id
-            if not (sampled or request_id in prompt_logprobs or request_id in invalid):
+            if not (sampled or request_id in prompt_logprobs or request_id in invalid or request_id in pooled):
                 continue
             if request.beams is not None:
                 found = self._take_candidates(request, request.beams, logprobs[request_id][0]) if sampled else None
                 deltas += [] if found is None else [found]
                 continue
-            delta = RequestDelta(request_id, sampled, num_cached_tokens=request.num_cached_tokens)
+            delta = RequestDelta(
+                request_id, sampled, num_cached_tokens=request.num_cached_tokens, admitted_s=request.admitted_s
+            )
             if sampled:
                 request.num_placeholders -= 1
             for count, token in enumerate(sampled, 1):
@@ -427,6 +442,8 @@ class Scheduler:
                     delta.new_token_ids = sampled[:count]
                     delta.finish_reason, delta.stop_reason = stopped
                     break
+            if request_id in pooled:
+                delta.pooled, delta.finish_reason = pooled[request_id], FinishReason.STOP
             if request_id in invalid:
                 delta.new_token_ids = []
                 delta.finish_reason = FinishReason.ERROR
@@ -473,6 +490,7 @@ class Scheduler:
         if request.request_id in self.places.followers:
             self.places.leader_is_done(request.request_id)
         del self.requests[request.request_id]
+        self.structured.pop(request.request_id, None)
         self._finished_req_ids.append(request.request_id)
         if self._recorder is not None:
             self._recorder.ended(request, reason)
@@ -508,8 +526,14 @@ class Scheduler:
         if group.is_live:
             return None
         del self.beam_groups[group.group_id]
-        reason, num_cached = group.finished[0].finish_reason, beam.num_cached_tokens
-        return RequestDelta(group.group_id, [], reason, num_cached_tokens=num_cached, beams=group.finished)
+        return RequestDelta(
+            group.group_id,
+            [],
+            group.finished[0].finish_reason,
+            num_cached_tokens=beam.num_cached_tokens,
+            beams=group.finished,
+            admitted_s=beam.admitted_s,
+        )
 
     def _end_beams(self, group: BeamGroup, reason: FinishReason) -> None:
         for request in list(group.requests):
@@ -522,6 +546,10 @@ class Scheduler:
         """The queues and the cache as they are after the last step."""
         return take_snapshot(self.places, self.kv, self._last_waits)
 
+    def live_requests(self, limit: int) -> list[LiveRequest]:
+        """The first `limit` of those that run, were swapped out, or wait, in this order."""
+        return live_requests(self.places, self._last_waits, limit)
+
     def shortage(self, request: Request) -> Shortage:
         """What a waiting request takes and what there is, of the first block group that is short, else of the first."""
         return self.room.shortage(request)
@@ -529,6 +557,9 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raises RuntimeError with the first broken invariant. O(requests + blocks)."""
         check_integrity(self.requests, self.places, self.beam_groups, self.queue, self.kv, self.max_num_seqs)
+        structured = {request_id for request_id, request in self.requests.items() if request.grammar is not None}
+        if self.structured.keys() != structured:
+            raise RuntimeError(f"requests with a grammar are {sorted(structured)}, known are {sorted(self.structured)}")
 
 
 def _block_group(

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+NUM_STEP_SIZES = 18
+"""The last is for all that have more than 2**16 tokens."""
+
+
+def step_size(num_tokens: int) -> int:
+    """The entry of `step_sizes` for a step of so many tokens."""
+    return min(max(num_tokens - 1, 0).bit_length(), NUM_STEP_SIZES - 1)
+
 
 @dataclass(slots=True)
 class SchedulerStats:
@@ -12,14 +20,17 @@ class SchedulerStats:
     Prefix statistics count tokens, once for each first admission that may read the cache. num_preempted_tokens: tokens
     whose KV was thrown away and must be computed again. queue_time_s: summed from arrival to first admission.
     num_refused: attempts to queue a request that found the queue full; whoever tries again counts again.
+    step_sizes: steps by their number of tokens; entry i counts those of at most 2**i that are not in an entry before.
 
     num_lost_blocks: cached blocks of the first group that were handed out again, of which num_unused_lost_blocks were
     never found by a later request.  lost_block_lifetime_s, lost_block_idle_s: summed over them, from when the block was
-    filled, and from when the last request let it go.
+    filled, and from when the last request let it go.  num_reused_blocks: blocks that were found when nobody held them;
+    reused_block_gap_s: summed over them, from when the last request let them go.
     """
 
     num_steps: int = 0
     num_scheduled_tokens: int = 0
+    step_sizes: list[int] = field(default_factory=lambda: [0] * NUM_STEP_SIZES)
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0
     num_admitted: int = 0
@@ -37,6 +48,8 @@ class SchedulerStats:
     num_unused_lost_blocks: int = 0
     lost_block_lifetime_s: float = 0.0
     lost_block_idle_s: float = 0.0
+    num_reused_blocks: int = 0
+    reused_block_gap_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +66,28 @@ class SchedulerSnapshot:
     waiting_by_reason: dict[str, int] = field(default_factory=dict)
     kv_usage: float = 0.0
     host_usage: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRequest:
+    """A request as it is between two steps. status: of RequestStatus.  waits_for: why it was refused in the last step,
+    "" = it was not looked at, or does not wait.  max_tokens: prompt and outputs, at most.  Moments are those of the
+    scheduler's clock.
+    """
+
+    request_id: str
+    status: str
+    waits_for: str
+    tenant: str
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_computed_tokens: int
+    num_output_tokens: int
+    max_tokens: int
+    num_blocks: int
+    num_preemptions: int
+    arrival_s: float
+    admitted_s: float | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from isthmus import __version__
 from isthmus.async_llm import AsyncLLM
 from isthmus.errors import IsthmusError
-from isthmus.server import chat, completions, health, models, tokens
+from isthmus.server import chat, completions, console, embeddings, health, models, responses, tokens
 from isthmus.server.auth import Auth
 from isthmus.server.context import ServerContext
 from isthmus.server.departure import ClientGone
@@ -25,8 +25,17 @@ from isthmus.server.metrics import Metrics
 from isthmus.server.protocol.common import ErrorBody
 from isthmus.server.request_log import RequestLog
 from isthmus.server.settings import ServerSettings
+from isthmus.server.tracing import open_tracing
 
-ROUTES = (completions.add_routes, chat.add_routes, models.add_routes, tokens.add_routes, health.add_routes)
+ROUTES = (
+    completions.add_routes,
+    chat.add_routes,
+    responses.add_routes,
+    embeddings.add_routes,
+    models.add_routes,
+    tokens.add_routes,
+    health.add_routes,
+)
 """One a file. A new route is a new file and an entry here."""
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"description": "the request is wrong"},
@@ -52,7 +61,7 @@ def make_app(context: ServerContext) -> ASGIApp:
         app = CORSMiddleware(
             app,
             allow_origins=settings.allowed_origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
@@ -61,7 +70,8 @@ def make_app(context: ServerContext) -> ASGIApp:
 
 def make_context(llm: AsyncLLM, settings: ServerSettings) -> ServerContext:
     """Of a server that has not begun."""
-    return ServerContext(llm, settings, Metrics(settings.metrics_prefix, settings.model_name))
+    tracing = None if settings.otlp_endpoint is None else open_tracing(settings.otlp_endpoint, settings.model_name)
+    return ServerContext(llm, settings, Metrics(settings.metrics_prefix, settings.model_name), tracing=tracing)
 
 
 def make_api(context: ServerContext) -> FastAPI:
@@ -76,6 +86,8 @@ def make_api(context: ServerContext) -> FastAPI:
     api.state.context = context
     for add_routes in ROUTES:
         add_routes(api)
+    if context.settings.console:
+        console.add_routes(api)
     for kind in (IsthmusError, HTTPException, RequestValidationError, ClientGone, TimeoutError, Exception):
         api.add_exception_handler(kind, _answer)
     return api

@@ -11,9 +11,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from isthmus.errors import ConfigError
 from isthmus.server.asgi import header_of, state_of
+from isthmus.server.console_files import CONSOLE_PATHS
 from isthmus.server.errors import ApiError, error_response
 
-OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/load", "/metrics", "/openapi.json"})
+OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/load", "/metrics", "/openapi.json"}) | CONSOLE_PATHS
 """Need no key: probes and scrapers have none, and nothing there tells of prompts or answers."""
 _BEARER = "bearer "
 

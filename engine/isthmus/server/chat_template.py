@@ -13,15 +13,21 @@ from isthmus.async_llm import AsyncLLM
 from isthmus.server.errors import ApiError, unsupported
 from isthmus.server.prompts import LONG_TEXT, EncodedPrompt, encode
 from isthmus.server.protocol.chat import ChatMessage, ContentPart, TemplateFields
+from isthmus.server.tool_turns import with_calls
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 async def render(
-    llm: AsyncLLM, messages: Sequence[ChatMessage], fields: TemplateFields, *, chat_template: str | None
+    llm: AsyncLLM,
+    messages: Sequence[ChatMessage],
+    fields: TemplateFields,
+    *,
+    chat_template: str | None,
+    tools: list[Any] | None,
 ) -> EncodedPrompt:
-    """The conversation as token ids. chat_template: in place of the model's own.
+    """The conversation as token ids. chat_template: in place of the model's own.  tools: that the model is told of.
 
     Raises ApiError for messages that the template refuses, or that are not text.
     """
@@ -44,6 +50,7 @@ async def render(
             add_generation_prompt=fields.add_generation_prompt,
             continue_final_message=fields.continue_final_message,
             documents=fields.documents,
+            tools=tools,
             chat_template=chat_template,
             **extra,
         )
@@ -52,7 +59,7 @@ async def render(
     is_long = sum(len(turn.get("content") or "") for turn in turns) > LONG_TEXT
     try:
         text = await asyncio.to_thread(apply) if is_long else apply()
-    except (TemplateError, TypeError, ValueError, KeyError, IndexError) as error:
+    except (TemplateError, TypeError, ValueError, KeyError, IndexError, RecursionError) as error:
         # A template is a program that somebody else wrote: what it makes of messages that it did not expect is its own.
         message = f"messages: the chat template refuses this conversation: {type(error).__name__}: {error}"
         raise ApiError(400, message, param="messages", code="invalid_value") from error
@@ -66,7 +73,7 @@ def _plain(message: ChatMessage, index: int) -> dict[str, Any]:
         turn["content"] = "\n".join(
             _text(part, f"messages.{index}.content.{at}") for at, part in enumerate(message.content)
         )
-    return turn
+    return with_calls(turn, f"messages.{index}")
 
 
 def _text(part: ContentPart, path: str) -> str:

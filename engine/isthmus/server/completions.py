@@ -23,6 +23,7 @@ from isthmus.server.protocol.completion import Completion, CompletionChoice, Com
 from isthmus.server.refused_fields import refuse_unknown
 from isthmus.server.respond import check_stream_options, respond
 from isthmus.server.sampling import sampling_params, scheduling_params
+from isthmus.server.sse import STREAMED
 from isthmus.server.token_names import TokenNames
 
 DEFAULT_MAX_TOKENS = 16
@@ -31,7 +32,7 @@ DEFAULT_MAX_TOKENS = 16
 
 def add_routes(api: FastAPI) -> None:
     """Add the routes of this file."""
-    api.post("/v1/completions", response_model=Completion)(create_completion)
+    api.post("/v1/completions", response_model=Completion, responses=STREAMED)(create_completion)
 
 
 async def create_completion(body: CompletionRequest, request: Request, context: Context) -> Response:
@@ -168,4 +169,5 @@ class CompletionWriter:
 
 
 def _says_something(choice: CompletionChoice) -> bool:
-    return bool(choice.text or choice.finish_reason or choice.token_ids or (choice.logprobs and choice.logprobs.tokens))
+    has_tokens = choice.token_ids or (choice.logprobs and choice.logprobs.tokens)
+    return bool(choice.text or choice.finish_reason or has_tokens or choice.prompt_logprobs or choice.prompt_token_ids)

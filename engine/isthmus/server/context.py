@@ -16,8 +16,10 @@ from isthmus.config.digest import digest
 from isthmus.errors import EngineDeadError
 from isthmus.server.errors import ApiError
 from isthmus.server.generation_config import recommended_sampling
+from isthmus.server.journal import Journal
 from isthmus.server.metrics import Metrics
 from isthmus.server.settings import ServerSettings
+from isthmus.server.tracing import Tracing
 
 
 @dataclass(slots=True)
@@ -29,6 +31,8 @@ class ServerContext:
     llm: AsyncLLM
     settings: ServerSettings
     metrics: Metrics
+    journal: Journal = field(default_factory=Journal)
+    tracing: Tracing | None = None
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
     fingerprint: str = f"isthmus-{__version__}"
     created_s: int = field(default_factory=lambda: int(time.time()))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from isthmus.config import EngineConfig
 from isthmus.engine.engine_info import EngineStats
+from isthmus.scheduler.admission import Refusal
 
-WAITING_REASONS = ("capacity", "seats", "policy", "held")
+WAITING_REASONS = tuple(reason.value.replace(" ", "_") for reason in Refusal)
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 
 
@@ -44,7 +46,8 @@ class EngineMetrics(Collector):
             "num_requests_waiting_by_reason",
             "Waiting requests, by what holds them back.",
             "reason",
-            dict.fromkeys(WAITING_REASONS, 0) | now.waiting_by_reason,
+            dict.fromkeys(WAITING_REASONS, 0)
+            | {reason.replace(" ", "_"): count for reason, count in now.waiting_by_reason.items()},
         )
         yield self._gauge("num_requests_swapped", "Preempted requests whose cache is on the host.", now.num_swapped)
         yield self._gauge("kv_cache_usage_perc", "Share of the KV blocks that requests hold, in [0, 1].", now.kv_usage)
@@ -66,6 +69,12 @@ class EngineMetrics(Collector):
                 totals.prefix_cache_queries,
             ),
             ("prefix_cache_hits", "Prompt tokens that were found there.", totals.prefix_cache_hits),
+            (
+                "external_prefix_cache_queries",
+                "Prompt tokens that the device's prefix cache did not have, and that were looked up in the host's.",
+                totals.prefix_cache_queries - totals.prefix_cache_hits + totals.host_prefix_hits,
+            ),
+            ("external_prefix_cache_hits", "Prompt tokens that came back from the host.", totals.host_prefix_hits),
             ("host_prefix_cache_hits", "Of these, tokens that came back from the host.", totals.host_prefix_hits),
             ("num_preemptions", "Requests that had to give up their blocks.", totals.num_preemptions),
             ("num_swap_preemptions", "Of these, requests whose cache went to the host.", totals.num_swap_preemptions),
@@ -85,15 +94,37 @@ class EngineMetrics(Collector):
             yield family
 
     def _sums(self, stats: EngineStats) -> Iterator[Metric]:
-        """Histograms without buckets: the engine keeps a sum and a count of these, which is what means are made of."""
+        """Histograms. Of the blocks' lives the engine keeps a sum and a count only, which is what means are made of."""
         totals = stats.scheduler
-        for name, text, count, total in (
-            ("iteration_tokens_total", "Tokens of a step.", totals.num_steps, totals.num_scheduled_tokens),
-            ("request_queue_time_seconds", "From arrival to admission.", totals.num_admitted, totals.queue_time_s),
+        *sizes, _ = itertools.accumulate(totals.step_sizes)
+        buckets = [(str(float(2**power)), count) for power, count in enumerate(sizes)]
+        yield self._histogram(
+            "iteration_tokens_total",
+            "Tokens of a step.",
+            [*buckets, ("+Inf", totals.num_steps)],
+            totals.num_scheduled_tokens,
+        )
+        for name, text, count, total_s in (
+            (
+                "kv_block_lifetime_seconds",
+                "Of cached blocks that were handed out again: since they were filled.",
+                totals.num_lost_blocks,
+                totals.lost_block_lifetime_s,
+            ),
+            (
+                "kv_block_idle_before_evict_seconds",
+                "Of the same: since the last request let them go.",
+                totals.num_lost_blocks,
+                totals.lost_block_idle_s,
+            ),
+            (
+                "kv_block_reuse_gap_seconds",
+                "Of cached blocks that a request began with when none held them: since the last let them go.",
+                totals.num_reused_blocks,
+                totals.reused_block_gap_s,
+            ),
         ):
-            family = HistogramMetricFamily(f"{self._prefix}:{name}", text, labels=self._names)
-            family.add_metric(self._values, buckets=[("+Inf", count)], sum_value=total)
-            yield family
+            yield self._histogram(name, text, [("+Inf", count)], total_s)
 
     def _cache_config(self, config: EngineConfig) -> Metric:
         cache = config.cache
@@ -109,6 +140,11 @@ class EngineMetrics(Collector):
             f"{self._prefix}:cache_config_info", "The settings of the KV cache.", labels=[*self._names, *facts]
         )
         family.add_metric([*self._values, *facts.values()], 1)
+        return family
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[tuple[str, float]], total: float) -> Metric:
+        family = HistogramMetricFamily(f"{self._prefix}:{name}", text, labels=self._names)
+        family.add_metric(self._values, buckets=buckets, sum_value=total)
         return family
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1
 """When to ask again while the engine is starting, or stopping behind a load balancer."""
-_FIELD = re.compile(r"(?:SamplingParams|BeamSearchParams)\.(\w+)")
+_FIELD = re.compile(r"(?:SamplingParams|BeamSearchParams|PoolingParams|StructuredOutput)\.(\w+)")
 _KINDS: Mapping[int, str] = {
     400: "invalid_request_error",
     401: "authentication_error",

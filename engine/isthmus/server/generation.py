@@ -6,16 +6,21 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 
-from isthmus.engine.request_stream import Given, OutputKind, RequestStream
+from isthmus.engine.input_processor import AnyParams
+from isthmus.engine.request_stream import OutputKind, RequestStream
 from isthmus.errors import RequestError
 from isthmus.outputs import FinishReason, RequestOutput
-from isthmus.sampling_params import BeamSearchParams, SamplingParams
+from isthmus.pooling_params import PoolingParams
+from isthmus.sampling_params import SamplingParams
 from isthmus.scheduling_params import SchedulingParams
 from isthmus.server.account import Account
 from isthmus.server.context import ServerContext
 from isthmus.server.errors import RETRY_AFTER_S, ApiError
 from isthmus.server.merging import merged
 from isthmus.server.prompts import EncodedPrompt
+
+_EMBEDDING = SamplingParams(max_tokens=None)
+"""What is counted of a request that is not for text."""
 
 
 class Generation:
@@ -29,7 +34,7 @@ class Generation:
         self,
         context: ServerContext,
         prompts: Sequence[EncodedPrompt],
-        params: SamplingParams | BeamSearchParams,
+        params: AnyParams,
         scheduling: SchedulingParams,
         notes: dict[str, object],
         *,
@@ -39,8 +44,9 @@ class Generation:
         self._context = context
         self._params = params
         self._scheduling = scheduling
-        self._kind = _kind(params, stream=stream)
-        self._account = Account(context.metrics, params, notes)
+        self._kind = OutputKind.DELTA if stream else OutputKind.FINAL
+        counted = _EMBEDDING if isinstance(params, PoolingParams) else params
+        self._account = Account(context, counted, notes, scheduling.tenant)
         self._streams: list[RequestStream] = []
         limit_s = context.settings.request_timeout_s
         self._deadline_s = None if limit_s is None else asyncio.get_running_loop().time() + limit_s
@@ -53,8 +59,7 @@ class Generation:
         self._context.num_open += 1
         try:
             async with asyncio.timeout_at(self._deadline_s):
-                for index, prompt in enumerate(self.prompts):
-                    await self._add(index, prompt)
+                await self._add_all()
         except BaseException as error:
             self._close(error)
             raise
@@ -63,12 +68,7 @@ class Generation:
         """(index of the prompt, output) as they come. Raises ApiError for one that could not be computed, and
         EngineDeadError.
         """
-        given = [Given() for _ in self._streams]
         async for index, output in merged(self._streams):
-            if self._kind is OutputKind.CUMULATIVE:
-                if not _has_begun(output):
-                    continue
-                output = given[index].rest_of(output)
             self._account.take(index, output)
             _check(output)
             yield index, output
@@ -88,37 +88,40 @@ class Generation:
         self._close(TimeoutError() if self._time_limit.expired() else error)
         await self._time_limit.__aexit__(kind, error, trace)
 
-    async def _add(self, index: int, prompt: EncodedPrompt) -> None:
+    async def _add_all(self) -> None:
+        """At once: the engine looks for new requests between two steps, so one after the other they would take as many
+        steps as there are.
+        """
+        adding = [asyncio.create_task(self._add(index, prompt)) for index, prompt in enumerate(self.prompts)]
         try:
-            stream = await self._context.llm.add_request(
+            for task in adding:
+                await task
+        finally:
+            for task in adding:
+                task.cancel()
+            await asyncio.gather(*adding, return_exceptions=True)
+            for task in adding:
+                if not task.cancelled() and task.exception() is None:
+                    self._streams.append(task.result())
+                    self._account.accepted(task.result().request_id)
+
+    async def _add(self, index: int, prompt: EncodedPrompt) -> RequestStream:
+        try:
+            return await self._context.llm.add_request(
                 prompt.for_engine(), self._params, scheduling=self._scheduling, output_kind=self._kind
             )
         except RequestError as error:
             if len(self.prompts) > 1:
                 error.add_note(f"in prompt {index} of {len(self.prompts)}")
             raise
-        self._streams.append(stream)
 
     def _close(self, error: BaseException | None) -> None:
-        for stream in self._streams:
+        for index, stream in enumerate(self._streams):
             stream.abort()
+            if stream.untaken is not None:
+                self._account.leave(index, stream.untaken)
         self._context.num_open -= 1
-        self._account.close(len(self._streams), error)
-
-
-def _kind(params: SamplingParams | BeamSearchParams, *, stream: bool) -> OutputKind:
-    """A stream of deltas shows the log-probabilities of a prompt once, when they may not be complete: a prompt may be
-    computed in several steps. So of such a prompt we take everything and find what is new ourselves.
-    """
-    if not stream:
-        return OutputKind.FINAL
-    has_prompt_logprobs = isinstance(params, SamplingParams) and params.prompt_logprobs is not None
-    return OutputKind.CUMULATIVE if has_prompt_logprobs else OutputKind.DELTA
-
-
-def _has_begun(output: RequestOutput) -> bool:
-    """Whether the whole prompt has been computed."""
-    return output.finished or any(completion.token_ids for completion in output.outputs)
+        self._account.close(error)
 
 
 def _check(output: RequestOutput) -> None:

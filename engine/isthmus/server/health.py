@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from fastapi import FastAPI
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from isthmus import __version__
 from isthmus.engine.supervisor import EngineState
@@ -20,23 +20,24 @@ _STATUS: Mapping[EngineState, Status] = MappingProxyType(
     {
         EngineState.NEW: "starting",
         EngineState.STARTING: "starting",
-        EngineState.READY: "starting",  # the engine is, and the tokenizer is still being loaded
+        EngineState.READY: "ready",
         EngineState.STOPPING: "stopping",
         EngineState.STOPPED: "stopping",
         EngineState.DEAD: "dead",
     }
 )
-"""While no requests are taken."""
+"""What the states are called here."""
+_NOT_READY: dict[int | str, dict[str, Any]] = {503: {"model": Health, "description": "no requests are taken"}}
 
 
 def add_routes(api: FastAPI) -> None:
     """Add the routes of this file."""
-    api.get("/health", response_model=Health)(health)
-    api.get("/ping", response_model=Health)(ping)
-    api.post("/ping", response_model=Health)(ping)
+    api.get("/health", response_model=Health, responses=_NOT_READY)(health)
+    api.get("/ping", response_model=Health, responses=_NOT_READY)(ping)
+    api.post("/ping", response_model=Health, responses=_NOT_READY)(ping)
     api.get("/version")(version)
     api.get("/load")(load)
-    api.get("/metrics")(metrics)
+    api.get("/metrics", response_class=PlainTextResponse)(metrics)
 
 
 async def health(context: Context) -> Response:
@@ -66,6 +67,6 @@ async def metrics(context: Context) -> Response:
 
 def _health(context: ServerContext) -> Response:
     llm = context.llm
-    status: Status = "ready" if context.is_ready else _STATUS[llm.state]
+    status = _STATUS[llm.state]
     body = Health(status=status, stage=llm.stage, num_restarts=llm.num_restarts)
     return JSONResponse(body.model_dump(), 200 if status == "ready" else 503)

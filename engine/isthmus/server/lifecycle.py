@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -25,6 +26,8 @@ EXIT_OK, EXIT_DEAD = 0, 1
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 CLOSE_S = 5
 """For answers to leave and connections to close, when the engine has gone."""
+GC_THRESHOLD = 50_000
+"""Objects that are new since the last collection, at which the next one comes."""
 KEEP_ALIVE_S = 75
 """For idle connections: longer than clients and proxies keep theirs, so that none is closed as it is used again."""
 
@@ -84,6 +87,7 @@ class Lifecycle:
         llm, settings = self._llm, self._context.settings
         await llm.start()
         await self._context.learn()
+        _spare_the_collector()
         for line in start_report(llm.config, llm.info, llm.limits.max_model_len, llm.stage_times_s):
             logger.info("%s", line)
         names = ", ".join(settings.served_model_names)
@@ -104,6 +108,15 @@ class Lifecycle:
         logger.warning("breaking off")
         self._http.force_exit = True
         self._stopping.add(asyncio.get_running_loop().create_task(self._llm.shutdown(0.0)))
+
+
+def _spare_the_collector() -> None:
+    """Python's collector stops all streams for as long as it takes. So it does not go through what has been imported
+    and built until now, which stays, and it waits for more than the few hundred objects that a step brings.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD, *gc.get_threshold()[1:])
 
 
 def make_http(context: ServerContext) -> Http:

@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 LABELS = ("model_name", "engine")
 ENGINE = "0"
+NO_TENANT, OTHER_TENANTS = "default", "other"
+MAX_TENANTS = 64
+"""That are told apart by name; those who come later are counted together."""
 PATIENCE_S = 5.0
 """For the engine to tell its numbers between two steps; older ones are shown then."""
 
@@ -68,6 +71,17 @@ class Metrics:
         self._itl = self._histogram("inter_token_latency_seconds", "Between two outputs of a stream.", SECONDS)
         self._tpot = self._histogram("request_time_per_output_token_seconds", "After the first token, each.", SECONDS)
         self._e2e = self._histogram("e2e_request_latency_seconds", "From arrival to the end.", SECONDS)
+        self._queue = self._histogram("request_queue_time_seconds", "From arrival to admission.", SECONDS)
+        self._prefill = self._histogram("request_prefill_time_seconds", "From admission to the first token.", SECONDS)
+        self._inference = self._histogram("request_inference_time_seconds", "From admission to the end.", SECONDS)
+        self._tenant_queue = Histogram(
+            f"{prefix}:tenant_queue_time_seconds",
+            "From arrival to admission, by whose request it is.",
+            (*LABELS, "tenant"),
+            registry=self._registry,
+            buckets=SECONDS,
+        )
+        self._tenants: set[str] = set()
         self._decode = self._histogram("request_decode_time_seconds", "From the first token to the end.", SECONDS)
         self._prompt_size = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", TOKENS)
         self._output_size = self._histogram("request_generation_tokens", "Output tokens of a request.", TOKENS)
@@ -127,8 +141,24 @@ class Metrics:
         self._e2e.observe(times.finished_s - times.arrival_s)
         decode_s = times.finished_s - times.first_token_s
         self._decode.observe(decode_s)
+        if times.admitted_s is not None:
+            self._prefill.observe(times.first_token_s - times.admitted_s)
+            self._inference.observe(times.finished_s - times.admitted_s)
         if (longest := max(num_tokens, default=0)) > 1:
             self._tpot.observe(decode_s / (longest - 1))
+
+    def queued(self, tenant: str, seconds: float) -> None:
+        """How long a prompt waited until it was admitted, or given up."""
+        self._queue.observe(seconds)
+        self._tenant_queue.labels(**self._labels, tenant=self._tenant_label(tenant)).observe(seconds)
+
+    def _tenant_label(self, tenant: str) -> str:
+        """Tenants may be what clients call themselves, and each is a series in Prometheus for ever."""
+        label = tenant or NO_TENANT
+        if label not in self._tenants and len(self._tenants) >= MAX_TENANTS:
+            return OTHER_TENANTS
+        self._tenants.add(label)
+        return label
 
     # When somebody looks.
 
@@ -142,6 +172,10 @@ class Metrics:
             self._engine.stats = None
         except TimeoutError:
             logger.warning("the engine did not tell its numbers within %g s; /metrics shows older ones", PATIENCE_S)
+        return self.own_exposition()
+
+    def own_exposition(self) -> bytes:
+        """The same, with what the engine told the last time."""
         return generate_latest(self._registry)
 
 

@@ -40,19 +40,23 @@ async def encode(llm: AsyncLLM, text: str, *, add_special_tokens: bool) -> Encod
     return EncodedPrompt(ids() if len(text) <= LONG_TEXT else await asyncio.to_thread(ids), text)
 
 
-def fitted(prompt: EncodedPrompt, llm: AsyncLLM, *, param: str, keep_last: int | None = None) -> EncodedPrompt:
+def fitted(
+    prompt: EncodedPrompt, llm: AsyncLLM, *, param: str, keep_last: int | None = None, has_answer: bool = True
+) -> EncodedPrompt:
     """The prompt, with `keep_last` only its last so many ids; -1 are as many as fit.
 
     Raises ApiError for one that leaves no room for an answer.
     """
-    room = llm.limits.max_model_len - 1
+    longest = llm.limits.max_model_len
+    room = longest - 1 if has_answer else longest
     if keep_last is not None:
         prompt = _last_ids(prompt, room if keep_last == -1 else keep_last)
     num_tokens = len(prompt.token_ids)
     if num_tokens > room:
         raise ApiError(
             400,
-            f"the maximum context length is {room + 1} tokens, of which one at least is for the answer; the prompt has "
+            f"the maximum context length is {longest} tokens"
+            f"{', of which one at least is for the answer' if has_answer else ''}; the prompt has "
             f"{num_tokens} tokens: shorten it, or ask for truncate_prompt_tokens",
             param=param,
             code="context_length_exceeded",

@@ -29,11 +29,7 @@ def _no_tools_asked_for(value: Any, fields: Mapping[str, Any]) -> bool:
 
 
 def _no_tool_chosen(value: Any, fields: Mapping[str, Any]) -> bool:
-    return value == "none" or (value == "auto" and not fields.get("tools"))
-
-
-def _plain_text(value: Any, fields: Mapping[str, Any]) -> bool:
-    return isinstance(value, Mapping) and value.get("type") == "text"
+    return value == "none" or (value == "auto" and not (fields.get("tools") or fields.get("functions")))
 
 
 def _only_text(value: Any, fields: Mapping[str, Any]) -> bool:
@@ -50,12 +46,6 @@ REFUSED: Mapping[str, Harmless] = MappingProxyType(
         "tool_choice": _no_tool_chosen,
         "functions": _empty,
         "function_call": _no_tool_chosen,
-        "response_format": _plain_text,
-        "structured_outputs": _empty,
-        "guided_json": _never,
-        "guided_regex": _never,
-        "guided_choice": _never,
-        "guided_grammar": _never,
         "modalities": _only_text,
         "audio": _never,
         "web_search_options": _never,

@@ -12,13 +12,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from isthmus.server.asgi import header_of, notes_of, state_of
 from isthmus.server.errors import error_response
+from isthmus.server.origin import ORIGIN, origin_of
 
 logger = logging.getLogger(__name__)
 
 REQUEST_ID: ContextVar[str | None] = ContextVar("isthmus_request_id", default=None)
 """Of the request that is being served."""
 _ACCEPTABLE_ID = re.compile(r"[!-~]{1,128}")
-_QUIET_PATHS = frozenset({"/health", "/ping", "/load", "/metrics"})
+_QUIET_PATHS = frozenset({"/health", "/ping", "/load", "/metrics", "/console/state"})
 """Asked for every few seconds by machines."""
 
 
@@ -38,6 +39,7 @@ class RequestLog:
         request_id = chosen_id(header_of(scope, b"x-request-id"))
         state_of(scope)["request_id"] = request_id
         REQUEST_ID.set(request_id)
+        ORIGIN.set(origin_of(scope, request_id))
         header = (b"x-request-id", request_id.encode())
 
         async def send_with_id(message: Message) -> None:

@@ -9,6 +9,7 @@ from isthmus.sampling_params import BeamSearchParams, SamplingParams
 from isthmus.scheduling_params import SchedulingParams
 from isthmus.server.errors import unsupported
 from isthmus.server.protocol.common import SamplingFields
+from isthmus.server.structured import structured_output
 
 SAME_NAME = (
     "n",
@@ -57,7 +58,11 @@ def sampling_params(
     """
     if body.use_beam_search:
         return _beam_search(body, overrides)
-    given = _given(body, SAME_NAME) | {name: value for name, value in overrides.items() if value is not None}
+    given = (
+        _given(body, SAME_NAME)
+        | {"structured": structured_output(body)}
+        | {name: value for name, value in overrides.items() if value is not None}
+    )
     if "stop" in given:
         given["stop"] = _stops(given["stop"])
     return SamplingParams(**{**defaults, **given})
@@ -77,6 +82,8 @@ def _beam_search(body: SamplingFields, overrides: Mapping[str, Any]) -> BeamSear
             raise unsupported(name, "cannot be combined with use_beam_search; leave it out")
     if overrides.get("logprobs") is not None:
         raise unsupported("logprobs", "cannot be combined with use_beam_search; leave it out")
+    if structured_output(body) is not None or overrides.get("structured") is not None:
+        raise unsupported("use_beam_search", "cannot be combined with a structured output; leave one of them out")
     given = _given(body, OF_BEAM_SEARCH)
     if overrides.get("max_tokens") is not None:
         given["max_tokens"] = overrides["max_tokens"]

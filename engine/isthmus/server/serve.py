@@ -48,4 +48,9 @@ def serve(
 
 
 async def _live(llm: AsyncLLM, settings: ServerSettings, listener: socket.socket) -> int:
-    return await Lifecycle(make_context(llm, settings), listener).run()
+    context = make_context(llm, settings)
+    try:
+        return await Lifecycle(context, listener).run()
+    finally:
+        if context.tracing is not None:
+            await asyncio.to_thread(context.tracing.close)

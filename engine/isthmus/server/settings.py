@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from isthmus.pooling_params import LAST
 from isthmus.server.auth import ApiKey
 
 
@@ -22,7 +23,10 @@ class ServerSettings:
     body_timeout_s: in which a request's body must have come.  request_timeout_s: in which it must be answered, None =
     no limit.  allowed_origins: of web pages that may use the server, "*" is every one.  chat_template: Jinja text that
     takes the place of the model's own.  use_generation_config: sampling parameters that a request leaves out are those
-    of the model's generation_config.json, not those of SamplingParams.
+    of the model's generation_config.json, not those of SamplingParams.  otlp_endpoint: URL of a collector
+    that takes traces.  console: whether there is a page at /.  pooling: of
+    embeddings, as in PoolingParams.  tool_call_parser, reasoning_parser: names of
+    parsers, "auto" for what is evident from the chat template, or "none".
     """
 
     served_model_names: tuple[str, ...]
@@ -35,6 +39,11 @@ class ServerSettings:
     chat_template: str | None = None
     use_generation_config: bool = True
     metrics_prefix: str = "isthmus"
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
+    pooling: str = LAST
+    otlp_endpoint: str | None = None
+    console: bool = True
 
     @property
     def model_name(self) -> str:

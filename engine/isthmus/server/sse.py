@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, aclosing
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel
 from starlette.responses import Response
@@ -16,6 +16,13 @@ from isthmus.server.departure import ClientGone, WhileConnected
 from isthmus.server.errors import api_error
 
 DONE = b"data: [DONE]\n\n"
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "the answer, or with `stream` its events",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    }
+}
+"""For the description of a route that gives both."""
 GOODBYE_S = 5.0
 """For the end of a stream that failed, should the client not be reading."""
 
@@ -26,12 +33,13 @@ def event(payload: BaseModel) -> bytes:
 
 
 class EventStream(Response):
-    """Sends what `events` gives, then [DONE]; an error on the way becomes an event of its own before that.
+    """Sends what `events` gives, then `last`; an error on the way becomes an event of its own before that.
 
     work: is entered before the first event and left after the last, or when the client goes.
     """
 
     media_type = "text/event-stream"
+    last: ClassVar[bytes] = DONE
 
     def __init__(self, events: AsyncGenerator[bytes, None], work: AbstractAsyncContextManager[Any]) -> None:
         # What the base class does beside is about a body that is known.
@@ -56,12 +64,14 @@ class EventStream(Response):
                     await send({"type": "http.response.body", "body": data, "more_body": True})
         except Exception as error:  # whatever it is, it is the answer: the status has gone out already
             async with asyncio.timeout(GOODBYE_S):
-                failure = f"data: {json.dumps(api_error(error).body())}\n\n".encode()
-                await send({"type": "http.response.body", "body": failure, "more_body": True})
-                await _end(send)
+                await send({"type": "http.response.body", "body": self.failure(error), "more_body": True})
+                await self._end(send)
             return
-        await _end(send)
+        await self._end(send)
 
+    async def _end(self, send: Send) -> None:
+        await send({"type": "http.response.body", "body": self.last, "more_body": False})
 
-async def _end(send: Send) -> None:
-    await send({"type": "http.response.body", "body": DONE, "more_body": False})
+    def failure(self, error: Exception) -> bytes:
+        """The event that an error becomes."""
+        return f"data: {json.dumps(api_error(error).body())}\n\n".encode()

@@ -52,6 +52,8 @@ async def _encoded(body: TokenizeRequest, context: ServerContext) -> EncodedProm
     if body.messages is not None:
         if not body.messages:
             raise ApiError(400, "messages: must not be empty", param="messages", code="invalid_value")
-        return await render(context.llm, body.messages, body, chat_template=context.settings.chat_template)
+        tools = None if body.tools is None else [tool.model_dump(exclude_unset=True) for tool in body.tools]
+        template = context.settings.chat_template
+        return await render(context.llm, body.messages, body, chat_template=template, tools=tools)
     assert body.prompt is not None
     return await encode(context.llm, body.prompt, add_special_tokens=body.add_special_tokens is not False)

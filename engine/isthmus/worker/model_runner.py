@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,8 +18,10 @@ from isthmus.scheduler.output import BlockOps, ModelRunnerOutput, NewRequestData
 from isthmus.worker.block_groups import BlockGroups
 from isthmus.worker.input_buffers import InputBuffers
 from isthmus.worker.kv_cache import KVCachePool
+from isthmus.worker.pooler import Pooler
 from isthmus.worker.request_state import RequestState
 from isthmus.worker.sampler import Sampler, SamplerOutput
+from isthmus.worker.token_masks import TokenMasks, masks_of
 
 PROMPT_LOGPROBS_ROWS = 64
 """Prompt positions whose logits are held at once; with static shapes, as many as a step samples."""
@@ -39,7 +41,8 @@ class RunnerLimits:
 class Step:
     """The batch of one step on the host. Arrays have one entry a request, in batch order.
 
-    sampling: indices of the requests whose known tokens end in this step, so that the next one is sampled.
+    sampling: indices of the requests whose known tokens end in this step, so that the next one is sampled; none of
+    those that are pooled.
     """
 
     req_ids: list[str]
@@ -88,6 +91,7 @@ class ModelRunner:
             static_shapes=platform.static_shapes,
         )
         self.sampler = Sampler(vocab_size, limits.max_num_seqs, ops)
+        self.pooler = Pooler(limits.max_num_seqs, platform.async_to_host, static_shapes=platform.static_shapes)
         self._prompt_logprobs: dict[str, int] = {}
         self._pool: KVCachePool | None = None
         self._await_inputs: Callable[[], object] = lambda: None
@@ -115,7 +119,10 @@ class ModelRunner:
         step = self._prepare(output)
         hidden, padded = self._run(step)
         prompt_logprobs = self._take_prompt_logprobs(step, hidden, padded) if self._prompt_logprobs else {}
-        return self._sample(step, hidden, padded, prompt_logprobs)
+        pooled = self.pooler.pool(step, hidden)
+        masks = self._masks(step, output)
+        result = self._sample(step, hidden, padded, prompt_logprobs, masks)
+        return replace(result, pooled=pooled) if pooled else result
 
     def _update_state(self, output: SchedulerOutput) -> None:
         """Drop rows first: a freed row, or a finished id, may be used again by a new request of this very step."""
@@ -123,7 +130,10 @@ class ModelRunner:
             row = self.state.remove(request_id)
             if row is not None:
                 self.sampler.remove(row)
+                self.pooler.leave(row)
                 self._prompt_logprobs.pop(request_id, None)
+        for request_id in output.finished_req_ids:
+            self.pooler.forget(request_id)
         for request_id, block_ids in output.scheduled_cached_reqs.new_block_ids.items():
             others = output.scheduled_cached_reqs.new_window_block_ids.get(request_id, ())
             self.state.append_blocks(self.state.rows[request_id], block_ids, *others)
@@ -134,6 +144,7 @@ class ModelRunner:
 
     def _add(self, data: NewRequestData) -> None:
         row = self.state.add(data)
+        self.pooler.add(row, data)
         self.sampler.add(
             row,
             data.params,
@@ -177,7 +188,7 @@ class ModelRunner:
         blocks = -(-int(seq_lens.max()) // size)
         for table, state_table in zip(buffers.block_tables, self.state.block_tables, strict=True):
             table.np[:count, :blocks] = state_table[rows, :blocks]
-        sampling = np.flatnonzero(seq_lens == self.state.num_tokens[rows])
+        sampling = np.flatnonzero((seq_lens == self.state.num_tokens[rows]) & ~self.pooler.is_pooled(rows))
         return Step(req_ids, rows, num_scheduled, num_computed, query_start_loc, sampling)
 
     def _batches(self, num_tokens: int, num_reqs: int, padded: BatchShape) -> list[AttentionBatch]:
@@ -244,12 +255,13 @@ class ModelRunner:
         hidden: torch.Tensor,
         padded: BatchShape,
         prompt_logprobs: dict[str, tuple[int, list[RawLogprobs]]],
+        masks: TokenMasks | None,
     ) -> ModelRunnerOutput:
         sampled: list[list[int]] = [[] for _ in step.req_ids]
         if not len(step.sampling):
             return ModelRunnerOutput(sampled, prompt_logprobs=prompt_logprobs)
         rows = step.rows[step.sampling]
-        result = self._sample_rows(hidden, padded, step.query_start_loc[step.sampling + 1] - 1, rows)
+        result = self._sample_rows(hidden, padded, step.query_start_loc[step.sampling + 1] - 1, rows, masks)
         token_ids = self._platform.async_to_host(result.token_ids)().numpy()[: len(rows)]
         self.state.append_tokens(rows, token_ids)
         for index, token in zip(step.sampling.tolist(), token_ids.tolist(), strict=True):
@@ -262,8 +274,18 @@ class ModelRunner:
         }
         return ModelRunnerOutput(sampled, logprobs, prompt_logprobs, invalid)
 
+    def _masks(self, step: Step, output: SchedulerOutput) -> TokenMasks | None:
+        if not output.token_masks:
+            return None
+        return masks_of([step.req_ids[index] for index in step.sampling], output.token_masks)
+
     def _sample_rows(
-        self, hidden: torch.Tensor, padded: BatchShape, places: np.ndarray, rows: np.ndarray
+        self,
+        hidden: torch.Tensor,
+        padded: BatchShape,
+        places: np.ndarray,
+        rows: np.ndarray,
+        masks: TokenMasks | None = None,
     ) -> SamplerOutput:
         """The next token of `rows`, whose last ones are at `places` of the batch; perhaps more, that mean nothing."""
         is_static, count = self._platform.static_shapes, len(rows)
@@ -271,9 +293,9 @@ class ModelRunner:
             places, rows = _repeat_first(places, padded.num_reqs), _repeat_first(rows, padded.num_reqs)
         self._buffers.logits_indices.np[: len(rows)] = places
         logits = self._logits(hidden, self._buffers.logits_indices.commit(len(rows)))
-        if is_static and self.sampler.needs_logits(rows):
+        if is_static and (masks is not None or self.sampler.needs_logits(rows)):
             logits, rows = self._platform.async_to_host(logits)()[:count], rows[:count]
-        return self.sampler.sample(logits, rows, self.state.token_ids, self.state.num_tokens)
+        return self.sampler.sample(logits, rows, self.state.token_ids, self.state.num_tokens, masks)
 
     def _take_prompt_logprobs(
         self, step: Step, hidden: torch.Tensor, padded: BatchShape

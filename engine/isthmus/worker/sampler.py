@@ -12,8 +12,10 @@ import torch
 
 from isthmus.ops.registry import BoundOps
 from isthmus.ops.sampling import GAMMA, mix64
+from isthmus.ops.token_mask import apply_token_masks
 from isthmus.sampling_params import SamplingParams
 from isthmus.worker.sampling_rows import FlatLists, IntArray, RowSet, TokenLists, TokenSequences
+from isthmus.worker.token_masks import TokenMasks
 
 TokenLogprobs = dict[int, tuple[float, int]]
 """Token id -> (log-probability, rank from 1), most likely first."""
@@ -122,14 +124,22 @@ class Sampler:
         """Whether more is done with the logits of these rows than sampling: edits, or logprobs."""
         return bool(self._edited_rows.positions(rows).size or self._logprob_rows.positions(rows).size)
 
-    def sample(self, logits: torch.Tensor, rows: IntArray, token_ids: IntArray, num_tokens: IntArray) -> SamplerOutput:
+    def sample(
+        self,
+        logits: torch.Tensor,
+        rows: IntArray,
+        token_ids: IntArray,
+        num_tokens: IntArray,
+        masks: TokenMasks | None = None,
+    ) -> SamplerOutput:
         """Sample the next token of each row of the batch.
 
         logits [N, V], any float dtype, not changed.  rows [N]: the row of each batch position.  token_ids
-        [max_num_rows, L]: prompt and output so far of each row, of which num_tokens [max_num_rows] count.
+        [max_num_rows, L]: prompt and output so far of each row, of which num_tokens [max_num_rows] count.  masks: of
+        this step, beside those that rows have from their parameters.
         """
         num_output_tokens = num_tokens[rows] - self._num_prompt_tokens[rows]
-        adjusted, invalid_rows = self._adjust(logits, rows, token_ids, num_tokens, num_output_tokens)
+        adjusted, invalid_rows = self._adjust(logits, rows, token_ids, num_tokens, num_output_tokens, masks)
         seeds = mix64(torch.from_numpy(self._seed[rows]) + torch.from_numpy(num_output_tokens + 1) * GAMMA)
         sampled = self._sample_op(
             adjusted,
@@ -160,13 +170,19 @@ class Sampler:
         token_ids: IntArray,
         num_tokens: IntArray,
         num_output_tokens: IntArray,
+        masks: TokenMasks | None,
     ) -> tuple[torch.Tensor, tuple[int, ...]]:
         """Logits in float32 with masks, bias and penalties, and the positions that are left without a token."""
         edited = self._edited_rows.positions(rows)
+        if masks is not None:
+            edited = np.union1d(edited, masks.positions)
         if not edited.size:
             return logits.float(), ()
         logits = logits.to(torch.float32, copy=True)
         self._apply_allowed(logits, rows)
+        if masks is not None:
+            at, words = torch.from_numpy(masks.positions), torch.from_numpy(masks.words)
+            apply_token_masks(logits, at.to(logits.device), words.to(logits.device))
         self._apply_bans(logits, self._banned_ids.flat(rows))
         self._apply_banned_sequences(logits, rows, token_ids, num_tokens)
         self._apply_bans(logits, self._stop_ids.flat(rows, where=num_output_tokens < self._min_tokens[rows]))

@@ -6,7 +6,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from isthmus.server.protocol.common import Maybe, PromptLogprobs, RequestBody, SamplingFields, TokenIds, Usage
+from isthmus.server.protocol.common import (
+    Maybe,
+    PromptLogprobs,
+    RequestBody,
+    SamplingFields,
+    Text,
+    TokenIds,
+    Usage,
+)
 
 
 class ContentPart(RequestBody):
@@ -23,25 +31,67 @@ class ChatMessage(RequestBody):
     content: str | list[ContentPart] | None = None
 
 
+class FunctionDefinition(RequestBody):
+    """A function that the model may ask for. parameters: the JSON schema of its arguments, None = it has none.  strict:
+    taken, and changes nothing.
+    """
+
+    name: Text
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolDefinition(RequestBody):
+    """type: "function"; there are no others yet."""
+
+    type: str
+    function: FunctionDefinition
+
+
+class FunctionName(RequestBody):
+    """Of a function among the tools."""
+
+    name: Text
+
+
+class NamedToolChoice(RequestBody):
+    """The function that must be called."""
+
+    type: str
+    function: FunctionName
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
+
+
 class TemplateFields(RequestBody):
-    """How messages become a prompt. add_special_tokens: beside those that the template writes."""
+    """How messages become a prompt. add_special_tokens: beside those that the template writes.  tools: what, in a
+    conversation, the template tells the model of.
+    """
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool | None = None
     documents: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[ToolDefinition] | None = None
 
 
 class ChatRequest(SamplingFields, TemplateFields):
     """top_logprobs: so many candidates at each position, if `logprobs`.  max_completion_tokens: the newer name of
-    `max_tokens`.  echo: the last message comes first in the answer, if both have one role.
+    `max_tokens`.  echo: the last message comes first in the answer, if both have one role.  tool_choice: None is "auto"
+    if there are tools.  parallel_tool_calls: false leaves out all calls but the first.  include_reasoning: false leaves
+    out what the model thought.
     """
 
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
 
 
 class TopLogprob(BaseModel):
@@ -64,12 +114,32 @@ class ChatLogprobs(BaseModel):
     content: list[TokenLogprob]
 
 
+class CalledFunction(BaseModel):
+    """arguments: JSON text, as the model wrote it: it need not be valid, nor follow the schema."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """A function that the client is asked to call, and to tell the result of under this id."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class AnswerMessage(BaseModel):
-    """The model's turn."""
+    """The model's turn. content: None if there is none beside calls and reasoning.  reasoning, and reasoning_content,
+    which is its older name: what the model thought before it answered.
+    """
 
     role: str
     content: str | None
     refusal: None = None
+    tool_calls: Maybe[list[ToolCall]] = None
+    reasoning: Maybe[str] = None
+    reasoning_content: Maybe[str] = None
 
 
 class ChatChoice(BaseModel):
@@ -97,11 +167,30 @@ class ChatCompletion(BaseModel):
     prompt_token_ids: Maybe[TokenIds] = None
 
 
+class FunctionDelta(BaseModel):
+    """name: in the first delta of a call.  arguments: what is new of them."""
+
+    name: Maybe[str] = None
+    arguments: str
+
+
+class ToolCallChunk(BaseModel):
+    """What is new of the call number `index`. id and type: in its first delta."""
+
+    index: int
+    id: Maybe[str] = None
+    type: Maybe[Literal["function"]] = None
+    function: FunctionDelta
+
+
 class Delta(BaseModel):
     """What is new of a message."""
 
     role: Maybe[str] = None
     content: Maybe[str] = None
+    tool_calls: Maybe[list[ToolCallChunk]] = None
+    reasoning: Maybe[str] = None
+    reasoning_content: Maybe[str] = None
 
 
 class ChunkChoice(BaseModel):

@@ -49,6 +49,36 @@ class StreamOptions(RequestBody):
     continuous_usage_stats: bool | None = None
 
 
+class JsonSchema(RequestBody):
+    """name, description, strict: taken, and change nothing: the schema holds, however it is meant."""
+
+    name: Text | None = None
+    description: Text | None = None
+    definition: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(RequestBody):
+    """What an answer must be: any text, a JSON object, or JSON that follows a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredFields(RequestBody):
+    """vLLM's names. Exactly one of json (a schema or its text), json_object, regex, choice and grammar (EBNF)."""
+
+    json_: dict[str, Any] | str | None = Field(default=None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    whitespace_pattern: str | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    structural_tag: Any = None
+
+
 class SamplingFields(RequestBody):
     """How text is made: the names are those of OpenAI, and of vLLM for what OpenAI has not. None: not given."""
 
@@ -86,6 +116,13 @@ class SamplingFields(RequestBody):
     echo: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredFields | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
 
 
 class CachedTokens(BaseModel):

@@ -1,0 +1,1 @@
+"""Load generators: what measures an engine from outside."""
