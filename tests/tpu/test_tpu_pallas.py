@@ -11,14 +11,13 @@ import torch
 from e2e.engines import random_prompt
 from isthmus.ops.registry import KernelRegistry
 from isthmus.testing.tiny_models import tiny_model
-from isthmus_tpu.attention import CALLS_JAX, PRIORITY, register
+from isthmus_tpu.attention import JAX, PRIORITY, register
 from tpu.xla_engines import assert_same_tokens, engine
 from tpu.xla_environment import needs_xla
 
-missing = [name for name in CALLS_JAX if importlib.util.find_spec(name) is None]
 pytestmark = [
     needs_xla,
-    pytest.mark.skipif(bool(missing), reason=f"{missing} not installed; `nox -s tpu-tests` has it"),
+    pytest.mark.skipif(importlib.util.find_spec(JAX) is None, reason="no jax; `nox -s tpu-tests` has it"),
     pytest.mark.timeout(1800),
 ]
 

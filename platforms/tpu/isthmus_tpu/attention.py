@@ -16,8 +16,8 @@ logger = logging.getLogger(__name__)
 
 PALLAS, PADDED = "pallas", PaddedAttentionBackend.name
 PRIORITY = (PALLAS, PADDED)
-CALLS_JAX = ("jax", "torchax")
-"""What torch_xla needs to put a function of JAX into a program, as isthmus's extra `tpu-pallas` installs it."""
+JAX = "jax"
+"""What torch_xla needs to put a function of JAX into a program, in the version that its extra `pallas` names."""
 
 
 def _has_module(name: str) -> bool:
@@ -30,13 +30,8 @@ def register(registry: KernelRegistry, *, on_cpu: bool, has_module: Callable[[st
     on_cpu: on XLA's CPU device, where the kernel runs in Pallas's interpreter, under a name that nothing prefers.
     """
     registry.add_attention(PaddedAttentionBackend)
-    missing = [name for name in CALLS_JAX if not has_module(name)]
-    if missing:
-        logger.info(
-            "attention %s is not offered: %s not installed; pip install isthmus[tpu-pallas]",
-            PALLAS,
-            " and ".join(missing),
-        )
+    if not has_module(JAX):
+        logger.info("attention %s is not offered: %s is not installed; pip install isthmus[tpu-pallas]", PALLAS, JAX)
         return
     from isthmus_tpu.xla_pallas import InterpretedXlaPallasBackend, XlaPallasBackend
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch_xla.core.xla_builder import call_jax
 
 from isthmus.platforms import AttentionBatch, GraphSupport
 from isthmus.platforms.attention import KVCache
 from isthmus_tpu.block_moves import BlocksInPieces
 from isthmus_tpu.pallas_attention import ragged_paged_attention
 from isthmus_tpu.pallas_backend import PallasBackend
+from isthmus_tpu.xla_call_jax import call_jax
 
 
 @dataclass(frozen=True, slots=True)
