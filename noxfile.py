@@ -264,7 +264,7 @@ def kernels_newest(session: nox.Session) -> None:
     compile_kernels(session, isthmus, (*CUDA_TARGETS, *ROCM_TARGETS), *session.posargs)
 
 
-@nox.session(python=False, name="conformance(tpu-aot)")
+@nox.session(python=False, name="conformance(tpu-aot)", tags=["nightly"])
 def tpu_aot(session: nox.Session) -> None:
     """The TPU compiler on the kernel and on an 8B model's programs, without a TPU. The table goes to reports/tpu-aot;
     arguments after -- (such as `--layers 2`) to what writes it.

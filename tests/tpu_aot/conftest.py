@@ -7,7 +7,6 @@ test_tpu_aot_environment.py says so.
 from __future__ import annotations
 
 import importlib.util
-import os
 
 from isthmus_tpu.aot_topology import use_compiler_only
 
@@ -19,16 +18,12 @@ def missing(*names: str) -> list[str]:
 
 
 MISSING = missing("jax", "torchax", "libtpu")
-MISSING_IN_TORCH_XLA = missing("jax", "torchax", "torch_xla")
 
-collect_ignore = ["test_pallas_in_torch_xla.py"] if MISSING_IN_TORCH_XLA else []
 collect_ignore_glob = ["test_aot_*.py", "test_pallas_attention.py", "test_torchax_*.py"] if MISSING else []
 
-# What follows must be set before jax and torch_xla are imported.
+# What follows must be set before jax is imported.
 if not MISSING:
     use_compiler_only()
     from isthmus_tpu.torchax_loading import load_torchax
 
     load_torchax()
-if not MISSING_IN_TORCH_XLA:
-    os.environ.update(PJRT_DEVICE="CPU", JAX_PLATFORMS="cpu")

@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import pkgutil
 import re
+import shlex
 import subprocess
 import tomllib
 from collections.abc import Iterator
@@ -232,6 +233,9 @@ def test_no_machine_path_and_no_registry_in_any_file() -> None:
     assert found == []
 
 
+CI_STEPS = re.findall(r"^step .+$", (ROOT / ".ci/run").read_text(), re.MULTILINE)
+
+
 class TestWorkflow:
     """.github/workflows/ci.yml"""
 
@@ -266,16 +270,20 @@ class TestWorkflow:
         assert set(called) <= set(targets)
 
     def test_jobs_run_the_sessions_of_nox(self) -> None:
-        conformance, device = (self.workflow["jobs"][name] for name in ("conformance", "device"))
-        assert self.commands("nox -s ") == ["kit-faults", '"conformance(${{ matrix.session }})"', '"$SESSION"']
+        conformance, device, sessions = (self.workflow["jobs"][name] for name in ("conformance", "device", "sessions"))
+        matrix = "${{ matrix.session }}"
+        assert self.commands("nox -s ") == [matrix, f'"conformance({matrix})"', '"$SESSION"']
         assert conformance["strategy"]["matrix"] == {"session": [row.session for row in noxfile.HOSTED]}
         assert device["env"]["SESSION"] == "conformance(${{ inputs.device }})"
-        assert noxfile.kit_faults.name == "kit-faults"
+        of_ci = [shlex.split(step)[3:] for step in CI_STEPS if "nox -s" in step]
+        assert [shlex.split(words) for words in sessions["strategy"]["matrix"]["session"]] == of_ci
+        named = [noxfile.kit_faults, noxfile.triton_tests, noxfile.xpu_tests, noxfile.tpu_tests, noxfile.tpu_aot]
+        assert [words[0] for words in of_ci] == [session.name for session in named]
 
     def test_the_night_runs_the_sessions_for_it(self) -> None:
         nightly = yaml.safe_load((ROOT / ".github/workflows/nightly.yml").read_text())
         (job,) = nightly["jobs"].values()
-        sessions = [noxfile.soak, noxfile.mutation, noxfile.new_cases]
+        sessions = [noxfile.soak, noxfile.mutation, noxfile.new_cases, noxfile.tpu_aot]
         assert job["strategy"]["matrix"]["session"] == [session.name for session in sessions]
         assert all(session.tags == ["nightly"] for session in sessions)
         assert nightly["permissions"] == {"contents": "read"}

@@ -78,7 +78,7 @@ def test_extras_and_files_of_requirements_exist() -> None:
 
 
 def test_ci_runs_on_after_a_failure_and_fails_in_the_end(tmp_path: Path) -> None:
-    """With `make` and nox replaced: the second of five steps fails."""
+    """With `make` and nox replaced: the second step fails."""
     script = tmp_path / ".ci" / "run"
     for path in (script, tmp_path / ".venv/bin/nox", tmp_path / "make"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,6 +88,7 @@ def test_ci_runs_on_after_a_failure_and_fails_in_the_end(tmp_path: Path) -> None
     done = subprocess.run(
         [str(script)], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=False
     )
-    steps = ["make check", "make test", "nox -s kit-faults", "nox -s triton-tests", "nox -t hosted"]
+    sessions = ["kit-faults", "triton-tests", "xpu-tests", "tpu-tests", "conformance(tpu-aot) -- --layers 2"]
+    steps = ["make check", "make test", *(f"nox -s {session}" for session in sessions), "nox -t hosted"]
     assert done.stdout.splitlines() == [*steps, "failed: make test"]
     assert done.returncode == 1

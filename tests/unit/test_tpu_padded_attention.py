@@ -14,7 +14,8 @@ from isthmus.conformance.attention_harness import PagedCache, Play
 from isthmus.platforms import AttentionBatch, AttentionSpec
 from isthmus_cpu.platform import CpuPlatform
 from isthmus_tpu import online_softmax
-from isthmus_tpu.padded_attention import BLOCKS_PER_COPY, PaddedAttentionBackend
+from isthmus_tpu.block_moves import BLOCKS_PER_COPY
+from isthmus_tpu.padded_attention import PaddedAttentionBackend
 from isthmus_tpu.tiles import ROWS, make_tiles, num_tiles
 
 SPEC = AttentionSpec(4, 2, 16, 8, torch.float32, torch.float32, scale=0.25)

@@ -24,14 +24,12 @@ def installed(
     torch: TorchBuild | None = XPU_BUILD,
     versions: Mapping[str, str] | None = None,
     *,
-    shared_triton: bool = True,
     triton: frozenset[str] = frozenset(),
 ) -> Installed:
     found = versions or {}
     return Installed(
         torch=lambda: torch,
         version=found.get,
-        has_module=lambda name: shared_triton and name == "isthmus.ops.triton",
         triton_backends=lambda: triton,
     )
 
@@ -75,7 +73,6 @@ def test_ipex(found: Installed, on_gpu: bool, problem: str | None) -> None:
 @pytest.mark.parametrize(
     ("found", "problem"),
     [
-        (installed(shared_triton=False), "this isthmus has no Triton kernels"),
         (installed(), "triton is not installed"),
         (
             installed(triton=frozenset({"nvidia", "amd"})),
@@ -94,7 +91,7 @@ def test_vllm_xpu() -> None:
 
 
 def test_sdpa_needs_nothing_and_comes_last() -> None:
-    found = problems(installed(None, shared_triton=False))
+    found = problems(installed(None))
     assert tuple(found) == PRIORITY
     assert [name for name, problem in found.items() if problem is None] == ["sdpa"]
 
@@ -126,10 +123,10 @@ def test_a_usable_device_lists_its_attention_providers(gpu: Path) -> None:
     assert found_on(gpu, installed(XPU_BUILD, versions, triton=frozenset({"intel"})), XPU_BUILD) == Probe(
         100, "1 x Intel GPU, SYCL 20250101; attention: vllm_xpu, ipex, triton, sdpa, native", 1
     )
-    assert found_on(gpu, installed(XPU_BUILD, {IPEX: "2.8.0"}, shared_triton=False), XPU_BUILD).reason == (
+    assert found_on(gpu, installed(XPU_BUILD, {IPEX: "2.8.0"}), XPU_BUILD).reason == (
         "1 x Intel GPU, SYCL 20250101; attention: sdpa, native; not vllm_xpu (vllm-xpu-kernels is not installed), "
         f"ipex ({IPEX} 2.8.0 is the build for CPUs; install the one for GPUs), "
-        "triton (this isthmus has no Triton kernels)"
+        "triton (triton is not installed)"
     )
 
 

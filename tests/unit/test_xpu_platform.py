@@ -17,8 +17,8 @@ from isthmus.ops.registry import KernelRegistry
 from isthmus.platforms import GroupSpec, MemoryStats, SingleCommunicator, TorchCommunicator
 from isthmus_xpu import plugin
 from isthmus_xpu.platform import XpuPlatform, collective_backend, declined_dtypes
+from unit.fake_accelerator import GIB, FakeModule
 
-GIB = 2**30
 DEVICE = torch.device("xpu", 1)
 B580 = {
     "name": "Intel Arc B580",
@@ -32,14 +32,14 @@ B580 = {
 }
 
 
-class FakeXpu:
+class FakeXpu(FakeModule):
     """What `torch.xpu` answers, and a log of what it is told."""
 
     def __init__(self, properties: Mapping[str, Any]) -> None:
+        super().__init__(free=6 * GIB, total=12 * GIB, reserved=5 * GIB, allocated=3 * GIB)
+        self.segment(2 * GIB, active=0, device=1)
         self.properties = SimpleNamespace(**properties)
-        self.log: list[str] = []
-        self.allocated, self.reserved, self.peak = 3 * GIB, 5 * GIB, 4 * GIB
-        self.info: tuple[int, int] | None = (6 * GIB, 12 * GIB)
+        self.tells_free_memory = True
 
     def get_device_properties(self, device: object) -> SimpleNamespace:
         return self.properties
@@ -47,36 +47,10 @@ class FakeXpu:
     def current_device(self) -> int:
         return 1
 
-    def set_device(self, device: torch.device) -> None:
-        self.log.append(f"set {device}")
-
-    def synchronize(self, device: torch.device) -> None:
-        self.log.append(f"synchronize {device}")
-
-    def empty_cache(self) -> None:
-        self.log.append("empty cache")
-
     def mem_get_info(self, device: torch.device) -> tuple[int, int]:
-        if self.info is None:
+        if not self.tells_free_memory:
             raise RuntimeError("The device does not support querying the available free memory")
-        return self.info
-
-    def memory_allocated(self, device: torch.device) -> int:
-        return self.allocated
-
-    def memory_reserved(self, device: torch.device) -> int:
-        return self.reserved
-
-    def max_memory_allocated(self, device: torch.device) -> int:
-        return self.peak
-
-    def reset_peak_memory_stats(self, device: torch.device) -> None:
-        self.peak = self.allocated
-
-    def Event(self) -> SimpleNamespace:
-        return SimpleNamespace(
-            record=lambda: self.log.append("record"), synchronize=lambda: self.log.append("wait for event")
-        )
+        return super().mem_get_info(device)
 
 
 @pytest.fixture
@@ -84,7 +58,7 @@ def xpu(monkeypatch: pytest.MonkeyPatch) -> FakeXpu:
     fake = FakeXpu(B580)
     for name in dir(fake):
         if not name.startswith("_") and callable(getattr(fake, name)):
-            monkeypatch.setattr(f"torch.xpu.{name}", getattr(fake, name))
+            monkeypatch.setattr(f"torch.xpu.{name}", getattr(fake, name), raising=name != "segment")
     return fake
 
 
@@ -113,6 +87,7 @@ def test_dtypes_that_are_left_out_have_reasons(xpu: FakeXpu, caplog: pytest.LogC
 
 
 def test_memory_counts_what_the_allocator_holds_in_vain_as_free(xpu: FakeXpu) -> None:
+    xpu.peak = 4 * GIB
     platform = XpuPlatform()
     stats = platform.memory_stats(DEVICE, reset_peak=True)
     assert stats == MemoryStats(free=8 * GIB, total=12 * GIB, allocated=3 * GIB, peak=4 * GIB)
@@ -120,34 +95,15 @@ def test_memory_counts_what_the_allocator_holds_in_vain_as_free(xpu: FakeXpu) ->
 
 
 def test_a_driver_that_does_not_tell_its_free_memory(xpu: FakeXpu, caplog: pytest.LogCaptureFixture) -> None:
-    xpu.info = None
+    xpu.tells_free_memory = False
     stats = XpuPlatform().memory_stats(DEVICE)
-    assert stats == MemoryStats(free=9 * GIB, total=12 * GIB, allocated=3 * GIB, peak=4 * GIB)
+    assert stats == MemoryStats(free=9 * GIB, total=12 * GIB, allocated=3 * GIB, peak=3 * GIB)
     assert "xpu:1 does not tell its free memory" in caplog.text
 
 
-def test_queued_work(xpu: FakeXpu) -> None:
-    platform = XpuPlatform()
-    platform.synchronize(DEVICE)
-    platform.release_cached_memory(DEVICE)
-    assert xpu.log == ["synchronize xpu:1", "empty cache"]
-    assert platform.is_asynchronous
-    assert platform.pin_memory
-
-
-def test_copies_to_the_host_are_waited_for_later(xpu: FakeXpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    pinned = []
-    empty = torch.empty
-
-    def empty_here(*args: Any, pin_memory: bool, **kwargs: Any) -> torch.Tensor:
-        pinned.append(pin_memory)
-        return empty(*args, **kwargs)
-
-    monkeypatch.setattr("torch.empty", empty_here)
-    wait = XpuPlatform().async_to_host(torch.arange(5))
-    assert (pinned, xpu.log) == ([True], ["record"])
-    assert wait().tolist() == [0, 1, 2, 3, 4]
-    assert xpu.log == ["record", "wait for event"]
+def test_work_is_queued() -> None:
+    assert XpuPlatform.is_asynchronous
+    assert XpuPlatform.pin_memory
 
 
 def test_proposals_are_settings() -> None:

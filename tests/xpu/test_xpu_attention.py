@@ -20,6 +20,7 @@ from isthmus.conformance.attention_harness import Play
 from isthmus.conformance.target import Target
 from isthmus.ops.native import register_native
 from isthmus.ops.registry import KernelRegistry
+from isthmus.ops.triton.arch import NO_FAMILY, Arch
 from isthmus.platforms import AttentionBackend, AttentionBatch, AttentionSpec, DeviceInfo
 from isthmus.plugins.manager import PluginManager
 from isthmus.plugins.probing import TorchBuild
@@ -228,14 +229,19 @@ def test_logging_stays_as_it_was() -> None:
 
 # Which are registered.
 
-XE = SimpleNamespace(name="Intel Arc B580", gpu_subslice_count=20, has_subgroup_2d_block_io=True)
+XE = SimpleNamespace(
+    name="Intel Arc B580",
+    gpu_subslice_count=20,
+    has_subgroup_2d_block_io=True,
+    sub_group_sizes=[16, 32],
+    local_mem_size=131072,
+)
 EVERYTHING = Installed(
     torch=lambda: TorchBuild("2.8.0+xpu", xpu="20250101"),
     version={"vllm-xpu-kernels": "0.1.16", "intel-extension-for-pytorch": "2.8.10+xpu"}.get,
-    has_module=lambda name: name == "isthmus.ops.triton",
     triton_backends=lambda: frozenset({"intel"}),
 )
-NOTHING = Installed(torch=lambda: None, version=lambda name: None, has_module=lambda name: False)
+NOTHING = Installed(torch=lambda: None, version=lambda name: None, triton_backends=frozenset)
 
 
 @pytest.fixture
@@ -246,33 +252,30 @@ def registry() -> KernelRegistry:
 
 
 @pytest.fixture
-def asked_of_triton(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """What the shared kernels are asked for: (arch, multiprocessors)."""
-    asked: list[tuple[str, int]] = []
+def asked_of_triton(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Arch]]:
+    """What the shared kernels are asked for: (arch, facts)."""
+    asked: list[tuple[str, Arch]] = []
 
-    class Shared:
-        @staticmethod
-        def register_kernels(registry: KernelRegistry, arch: str, *, multiprocessors: int) -> None:
-            asked.append((arch, multiprocessors))
+    def register_kernels(registry: KernelRegistry, arch: str, *, multiprocessors: int, facts: Arch) -> None:
+        assert multiprocessors == facts.multiprocessors
+        asked.append((arch, facts))
 
-    module: Any = ModuleType("isthmus.ops.triton")
-    module.register_kernels = Shared.register_kernels
-    monkeypatch.setitem(sys.modules, "isthmus.ops.triton", module)
+    monkeypatch.setattr("isthmus_xpu.attention.register_kernels", register_kernels)
     return asked
 
 
 def test_everything_that_is_there_is_registered(
-    registry: KernelRegistry, asked_of_triton: list[tuple[str, int]]
+    registry: KernelRegistry, asked_of_triton: list[tuple[str, Arch]]
 ) -> None:
     register_gpu(registry, "0xe20b", XE, EVERYTHING)
     names = [name for name in registry.attention_backends() if name != "native"]
     assert names == ["vllm_xpu", "ipex", "sdpa"]
     assert registry.attention_backends()["ipex"] is IpexGpuAttentionBackend
-    assert asked_of_triton == [("0xe20b", 20)]
+    assert asked_of_triton == [("0xe20b", Arch("0xe20b", NO_FAMILY, 131072, 32, (), 20))]
 
 
 def test_what_is_not_there_is_explained(
-    registry: KernelRegistry, asked_of_triton: list[tuple[str, int]], caplog: pytest.LogCaptureFixture
+    registry: KernelRegistry, asked_of_triton: list[tuple[str, Arch]], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     register_gpu(registry, "0xe20b", XE, NOTHING)
@@ -281,13 +284,13 @@ def test_what_is_not_there_is_explained(
     assert [record.getMessage() for record in caplog.records] == [
         "attention vllm_xpu is not offered: vllm-xpu-kernels is not installed",
         "attention ipex is not offered: intel-extension-for-pytorch is not installed",
-        "attention triton is not offered: this isthmus has no Triton kernels",
+        "attention triton is not offered: triton is not installed",
     ]
 
 
 def test_what_shows_on_the_device_only(
     registry: KernelRegistry,
-    asked_of_triton: list[tuple[str, int]],
+    asked_of_triton: list[tuple[str, Arch]],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -296,10 +299,12 @@ def test_what_shows_on_the_device_only(
         "Missing", (VllmInterface,), {"FA2_AVAILABLE": False, "FA2_UNAVAILABLE_REASON": "libsycl.so.8: none"}
     )
     put_module(monkeypatch, MODULE, missing)
-    old = SimpleNamespace(name="Intel Arc A770", gpu_subslice_count=32, has_subgroup_2d_block_io=False)
+    old = SimpleNamespace(
+        name="Intel Arc A770", gpu_subslice_count=32, has_subgroup_2d_block_io=False, sub_group_sizes=[8, 16, 32]
+    )
     register_gpu(registry, "0x56a0", old, EVERYTHING)
     assert [name for name in registry.attention_backends() if name != "native"] == ["sdpa"]
-    assert asked_of_triton == [("0x56a0", 32)]
+    assert asked_of_triton == [("0x56a0", Arch("0x56a0", NO_FAMILY, 65536, 32, (), 32))]
     log = "\n".join(record.getMessage() for record in caplog.records)
     assert "vllm-xpu-kernels cannot load its kernels: libsycl.so.8: none" in log
     assert "Intel Arc A770 has no 2D block loads" in log
@@ -320,7 +325,7 @@ def test_the_host_gets_the_host_s_build_only(registry: KernelRegistry, version: 
 
 
 def test_the_choice_of_the_platform_is_explained(registry: KernelRegistry) -> None:
-    register_gpu(registry, "0xe20b", XE, replace(EVERYTHING, has_module=lambda name: False))
+    register_gpu(registry, "0xe20b", XE, replace(EVERYTHING, triton_backends=frozenset))
     order = ("vllm_xpu", "ipex", "triton", "sdpa")
     choice = registry.select_attention(replace(PLAIN, head_dim=80), GPU, order)
     assert choice.backend is SdpaAttentionBackend

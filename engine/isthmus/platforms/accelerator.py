@@ -46,7 +46,7 @@ class TorchAcceleratorPlatform(Platform):
         return device
 
     def _warn_of_others(self, device: torch.device) -> None:
-        free, total = self.torch_module.mem_get_info(device)
+        free, total = self._free_and_total(device)
         taken = total - free - self.torch_module.memory_reserved(device)
         if taken > _CONTEXT_BYTES:
             logger.warning(
@@ -60,7 +60,7 @@ class TorchAcceleratorPlatform(Platform):
     def memory_stats(self, device: torch.device, *, reset_peak: bool = False) -> MemoryStats:
         """`free` counts what torch's allocator can give back; `allocated` and `peak` are tensors only."""
         module = self.torch_module
-        free, total = module.mem_get_info(device)
+        free, total = self._free_and_total(device)
         stats = MemoryStats(
             free=free + self._unused(device),
             total=total,
@@ -70,6 +70,11 @@ class TorchAcceleratorPlatform(Platform):
         if reset_peak:
             module.reset_peak_memory_stats(device)
         return stats
+
+    def _free_and_total(self, device: torch.device) -> tuple[int, int]:
+        """Bytes of the whole device, other programs' share taken off `free`."""
+        free, total = self.torch_module.mem_get_info(device)
+        return free, total
 
     def _unused(self, device: torch.device) -> int:
         """Bytes of segments without a tensor. Those of captured graphs do not count: a replay needs them."""

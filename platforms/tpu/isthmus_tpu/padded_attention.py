@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
-import numpy as np
 import torch
 
 from isthmus.platforms import (
-    AttentionBackend,
     AttentionBatch,
     AttentionSpec,
     CacheTensor,
@@ -18,11 +16,9 @@ from isthmus.platforms import (
     KVCacheLayout,
 )
 from isthmus.platforms.attention import KVCache
+from isthmus_tpu.block_moves import BlocksInPieces
 from isthmus_tpu.online_softmax import Loop, Tiles, attend, python_loop, write
 from isthmus_tpu.tiles import make_tiles
-
-BLOCKS_PER_COPY = 16
-"""Blocks that one program moves; it runs as often as needed, so that only one is compiled for each kind of cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +30,7 @@ class PaddedMetadata:
     tiles: Tiles
 
 
-class PaddedAttentionBackend(AttentionBackend):
+class PaddedAttentionBackend(BlocksInPieces):
     """Cache: K and V apart, each [num_blocks, block_size, num_kv_heads, head_dim].
 
     Padding is written to the null block, as zeros: what was there.
@@ -74,17 +70,6 @@ class PaddedAttentionBackend(AttentionBackend):
         write(value_cache, v, metadata.slots)
         return attend(q, key_cache, value_cache, metadata.block_table, metadata.tiles, self.spec, self.loop)
 
-    def copy_blocks(self, kv_cache: KVCache, src: torch.Tensor, dst: torch.Tensor) -> None:
-        for sources, targets in _pieces(src, dst):
-            for tensor in kv_cache:
-                _put(tensor, targets.to(tensor.device), tensor[sources.to(tensor.device)])
-
-    def swap_blocks(self, src_cache: KVCache, dst_cache: KVCache, src: torch.Tensor, dst: torch.Tensor) -> None:
-        for sources, targets in _pieces(src, dst):
-            for source, target in zip(src_cache, dst_cache, strict=True):
-                moved = source[sources.to(source.device)].to(target.device)
-                _put(target, targets.to(target.device), moved)
-
 
 def _loop(device: torch.device) -> Loop:
     if device.type != "xla":
@@ -92,16 +77,3 @@ def _loop(device: torch.device) -> Loop:
     from isthmus_tpu.xla_loop import XlaLoop
 
     return XlaLoop()
-
-
-def _put(cache: torch.Tensor, blocks: torch.Tensor, values: torch.Tensor) -> None:
-    cache.index_put_((blocks,), values)
-
-
-def _pieces(src: torch.Tensor, dst: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Equally long parts of both lists of blocks, on the host; the last move fills the last part up."""
-    if not len(src):
-        return []
-    moves = np.stack([src.cpu().numpy(), dst.cpu().numpy()])
-    moves = np.pad(moves, ((0, 0), (0, -len(src) % BLOCKS_PER_COPY)), mode="edge")
-    return [(part[0], part[1]) for part in torch.from_numpy(moves).split(BLOCKS_PER_COPY, dim=1)]

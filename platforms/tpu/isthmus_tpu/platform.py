@@ -14,9 +14,9 @@ from isthmus.config import AUTO, Proposal
 from isthmus.config.compile import EAGER, GRAPH
 from isthmus.config.presets import PRESETS
 from isthmus.platforms import DeviceInfo, EagerBackend, GraphBackend, MemoryStats, Platform
+from isthmus_tpu.attention import PRIORITY
 from isthmus_tpu.chips import tpu_generations
 from isthmus_tpu.ladder import Ladder
-from isthmus_tpu.padded_attention import PaddedAttentionBackend
 from isthmus_tpu.plugin import PROVIDER
 from isthmus_tpu.probe import VISIBLE
 
@@ -94,7 +94,7 @@ class TpuPlatform(Platform):
         return limit
 
     def kernel_priority(self) -> Mapping[str, Sequence[str]]:
-        return {"attention": (PaddedAttentionBackend.name,), "*": (PROVIDER,)}
+        return {"attention": PRIORITY, "*": (PROVIDER,)}
 
     def graph_backend(self, config: EngineConfig, device: torch.device) -> GraphBackend:
         if config.compile.mode == EAGER:

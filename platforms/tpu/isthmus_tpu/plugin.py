@@ -25,10 +25,9 @@ def isthmus_platforms() -> Sequence[PlatformEntry]:
 @hookimpl
 def isthmus_register_kernels(registry: KernelRegistry, platform: Platform) -> None:
     if platform.name == "tpu":
-        from isthmus_tpu import activation, sampling
-        from isthmus_tpu.padded_attention import PaddedAttentionBackend
+        from isthmus_tpu import activation, attention, sampling
 
-        registry.add_attention(PaddedAttentionBackend)
+        attention.register(registry, on_cpu=wants_cpu())
         registry.add_op("sample", PROVIDER, sampling.sample)
         registry.add_op("gelu_and_mul", PROVIDER, activation.gelu_and_mul)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -15,7 +14,6 @@ PRIORITY = (VLLM_XPU, IPEX, TRITON, SDPA)
 
 IPEX_DISTRIBUTION = "intel-extension-for-pytorch"
 VLLM_XPU_DISTRIBUTION = "vllm-xpu-kernels"
-SHARED_TRITON = "isthmus.ops.triton"
 TRITON_BACKENDS = "triton.backends"
 """Entry points of Triton's compilers; a Triton for Intel GPUs has one named `intel`."""
 
@@ -24,13 +22,12 @@ TRITON_BACKENDS = "triton.backends"
 class Installed:
     """What is installed. Each field can be replaced in tests.
 
-    version: of a distribution, None if it is not there.  has_module: whether a module can be found.
+    version: of a distribution, None if it is not there.
     triton_backends: names of the compilers that the installed Triton has.
     """
 
     torch: Callable[[], TorchBuild | None] = torch_build
     version: Callable[[str], str | None] = lambda name: _version(name)
-    has_module: Callable[[str], bool] = lambda name: _has_module(name)
     triton_backends: Callable[[], frozenset[str]] = lambda: _triton_backends()
 
 
@@ -74,8 +71,6 @@ def ipex_problem(installed: Installed, *, on_gpu: bool) -> str | None:
 
 def triton_problem(installed: Installed) -> str | None:
     """The kernels are the engine's and portable; the compiler for Intel GPUs is in a Triton of its own."""
-    if not installed.has_module(SHARED_TRITON):
-        return "this isthmus has no Triton kernels"
     backends = installed.triton_backends()
     if not backends:
         return "triton is not installed"
@@ -94,10 +89,6 @@ def _version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _has_module(name: str) -> bool:
-    return importlib.util.find_spec(name) is not None
 
 
 def _triton_backends() -> frozenset[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +17,10 @@ from isthmus.platforms import (
     Communicator,
     DeviceInfo,
     GroupSpec,
-    MemoryStats,
-    Platform,
     SingleCommunicator,
     TorchCommunicator,
 )
+from isthmus.platforms.accelerator import TorchAcceleratorPlatform
 from isthmus_xpu.packages import PRIORITY
 from isthmus_xpu.probe import VISIBLE
 
@@ -34,14 +33,13 @@ ONECCL_BINDINGS = "oneccl_bindings_for_pytorch"
 """Registers the backend "ccl" with torch.distributed when it is imported."""
 
 
-class XpuPlatform(Platform):
+class XpuPlatform(TorchAcceleratorPlatform):
     """One GPU a rank."""
 
     name = "xpu"
     is_asynchronous = True
     device_type = "xpu"
     dist_backend = "xccl"
-    pin_memory = True
     visible_devices_env = VISIBLE
     ray_resource = "GPU"
     unclaimed = MappingProxyType(
@@ -69,39 +67,19 @@ class XpuPlatform(Platform):
         return DeviceInfo(device.name, arch, device.total_memory, supported_dtypes(device))
 
     def init_device(self, local_rank: int) -> torch.device:
-        device = torch.device(self.device_type, local_rank)
-        torch.xpu.set_device(device)
+        device = super().init_device(local_rank)
         for dtype, reason in declined_dtypes(torch.xpu.get_device_properties(local_rank)).items():
             logger.info("%s: not offered on %s: %s", dtype, device, reason)
         return device
 
-    def memory_stats(self, device: torch.device, *, reset_peak: bool = False) -> MemoryStats:
-        """`free` counts what torch's allocator holds but does not use; `allocated` and `peak` are tensors only."""
-        allocated, reserved = torch.xpu.memory_allocated(device), torch.xpu.memory_reserved(device)
-        free, total = _free_and_total(device, reserved)
-        stats = MemoryStats(free + reserved - allocated, total, allocated, torch.xpu.max_memory_allocated(device))
-        if reset_peak:
-            torch.xpu.reset_peak_memory_stats(device)
-        return stats
-
-    def synchronize(self, device: torch.device) -> None:
-        torch.xpu.synchronize(device)
-
-    def release_cached_memory(self, device: torch.device) -> None:
-        torch.xpu.empty_cache()
-
-    def async_to_host(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Into page-locked memory, in stream order: what is queued later does not reach the copy."""
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        host.copy_(tensor, non_blocking=True)
-        copied = torch.xpu.Event()
-        copied.record()
-
-        def wait() -> torch.Tensor:
-            copied.synchronize()
-            return host
-
-        return wait
+    def _free_and_total(self, device: torch.device) -> tuple[int, int]:
+        """Some drivers keep the free memory to themselves: then all that this process does not hold counts."""
+        try:
+            return super()._free_and_total(device)
+        except RuntimeError as error:
+            total = torch.xpu.get_device_properties(device).total_memory
+            logger.warning("%s does not tell its free memory (%s): other programs' is taken for free", device, error)
+            return max(total - torch.xpu.memory_reserved(device), 0), total
 
     def config_defaults(self, config: EngineConfig) -> Mapping[str, object]:
         """64 tokens a block: what every attention provider is tested with by its authors."""
@@ -149,14 +127,3 @@ def declined_dtypes(device: Any) -> Mapping[str, str]:
     if not device.has_fp16:
         declined["float16"] = f"{device.name} has no float16 arithmetic"
     return declined
-
-
-def _free_and_total(device: torch.device, reserved: int) -> tuple[int, int]:
-    """Bytes. Some drivers keep the free memory to themselves: then all that this process does not hold counts."""
-    try:
-        free, total = torch.xpu.mem_get_info(device)
-    except RuntimeError as error:
-        total = torch.xpu.get_device_properties(device).total_memory
-        logger.warning("%s does not tell its free memory (%s): other programs' is taken for free", device, error)
-        return max(total - reserved, 0), total
-    return free, total

@@ -65,13 +65,15 @@ def register_kernels(
     *,
     multiprocessors: int = INTERPRETED_MULTIPROCESSORS,
     interpreted: bool = False,
+    facts: Arch | None = None,
 ) -> None:
     """Offer what runs on an architecture, by its `DeviceInfo.arch`; where that is nothing, say why in the log.
 
-    One that the table of facts lacks is taken for the least of its relatives, which the log says as well.
+    facts: from the device itself. Without them, an architecture that the table of facts lacks is taken for the least
+    of its relatives, which the log says as well.
     """
     reason = unavailable_reason(interpreted=interpreted)
-    facts = facts_of(arch)
+    facts = facts or facts_of(arch)
     if reason is None and facts is None:
         reason = f"no facts about {arch} or a relative of it; there are some about {', '.join(ARCHS)}"
     if reason is not None or facts is None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from isthmus.ops.triton import register_kernels
+from isthmus.ops.triton.arch import NO_FAMILY, Arch
 from isthmus.platforms import AttentionBackend
 from isthmus_xpu import packages
 from isthmus_xpu.attention.ipex import IpexGpuAttentionBackend, IpexHostAttentionBackend
@@ -28,6 +29,8 @@ BACKENDS: Mapping[str, type[AttentionBackend]] = MappingProxyType(
     }
 )
 """Those of this package, by name; Triton's come from the engine."""
+SMALLEST_LOCAL_MEMORY = 65536
+"""Bytes that a work group has on every GPU since Xe; for a torch that does not tell."""
 
 
 def register_gpu(registry: KernelRegistry, arch: str, device: Any, installed: Installed | None = None) -> None:
@@ -40,10 +43,27 @@ def register_gpu(registry: KernelRegistry, arch: str, device: Any, installed: In
         if problem is not None:
             logger.info("attention %s is not offered: %s", name, problem)
         elif name == packages.TRITON:
-            kernels = importlib.import_module(packages.SHARED_TRITON)
-            kernels.register_kernels(registry, arch, multiprocessors=device.gpu_subslice_count)
+            register_kernels(
+                registry, arch, multiprocessors=device.gpu_subslice_count, facts=triton_facts(arch, device)
+            )
         else:
             registry.add_attention(BACKENDS[name])
+
+
+def triton_facts(arch: str, device: Any) -> Arch:
+    """What the shared kernels go by, as the device says it. No tuning row is for it, so the safe one is taken.
+
+    The widest wave is assumed: a program has fewer threads than it may have rather than more. No cache of 8 bits: which
+    conversions Triton has for Intel GPUs was not tried.
+    """
+    return Arch(
+        name=arch,
+        family=NO_FAMILY,
+        shared_bytes=getattr(device, "local_mem_size", SMALLEST_LOCAL_MEMORY),
+        wave_size=max(device.sub_group_sizes),
+        fp8_kv=(),
+        multiprocessors=device.gpu_subslice_count,
+    )
 
 
 def _problem_on(device: Any, name: str) -> str | None:

@@ -1,21 +1,22 @@
-"""The Pallas kernel within the graph of torch_xla, on XLA's CPU device.
-
-Not in the environment of the other files, whose JAX is newer than torch_xla: needs torch_xla 2.9 with the JAX that it
-was built for (0.7.1) and torchax, which its `call_jax` imports.
-"""
+"""The Pallas kernel within the graph of torch_xla, on XLA's CPU device, against the oracle."""
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 
 import numpy as np
+import pytest
 import torch
-import torch_xla
-from torch_xla.core.xla_builder import call_jax
-from torch_xla.debug import metrics
 
-from isthmus_tpu.pallas_attention import ragged_paged_attention
+from isthmus_tpu.attention import JAX
+from tpu.xla_environment import needs_xla
 from tpu_aot.ragged_batches import Batch, make_batch
+
+pytestmark = [
+    needs_xla,
+    pytest.mark.skipif(importlib.util.find_spec(JAX) is None, reason="no jax; `nox -s tpu-tests` has it"),
+]
 
 STEPS = {
     "prefills": ((10, 0, 15, 1), (10, 0, 15, 1)),
@@ -23,8 +24,6 @@ STEPS = {
     "decodes": ((1, 1, 1, 1), (41, 18, 37, 16)),
 }
 TOKENS, COLUMNS = 26, 4
-KERNEL = functools.partial(ragged_paged_attention, scale=128**-0.5, interpret=True)
-"""One object: torch_xla looks a traced function up by it."""
 
 
 def padded(query_lens: tuple[int, ...], seq_lens: tuple[int, ...]) -> Batch:
@@ -39,6 +38,14 @@ def padded(query_lens: tuple[int, ...], seq_lens: tuple[int, ...]) -> Batch:
 
 
 def test_every_step_equals_the_oracle_with_one_program() -> None:
+    import torch_xla
+    from torch_xla.debug import metrics
+
+    from isthmus_tpu.pallas_attention import ragged_paged_attention
+    from isthmus_tpu.xla_call_jax import call_jax
+
+    # One object: torch_xla looks a traced function up by it.
+    kernel = functools.partial(ragged_paged_attention, scale=128**-0.5, interpret=True)
     device = torch_xla.device()
     compiled = []
     for name, lens in STEPS.items():
@@ -47,7 +54,7 @@ def test_every_step_equals_the_oracle_with_one_program() -> None:
         ints = (torch.from_numpy(x).to(device) for x in (batch.query_start_loc, batch.seq_lens, batch.block_table))
         arguments = (*floats, *ints)
         torch_xla.sync(wait=True)
-        out = call_jax(KERNEL, arguments)
+        out = call_jax(kernel, arguments)
         torch_xla.sync(wait=True)
         assert np.abs(out.cpu().double().numpy() - batch.attended()).max() < 3e-6, name
         compiled.append(metrics.metric_data("CompileTime")[0])
