@@ -151,7 +151,14 @@ def test_commands_that_are_named_exist(page: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("page", [*DOCS.glob("*.md"), *ROOT.glob("platforms/*/README.md")], ids=name_of)
 def test_flags_that_are_named_exist(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    commands = (["generate"], ["platforms", "certify"], ["kernels", "compile"])
+    commands = (
+        ["generate"],
+        ["serve"],
+        ["run-batch"],
+        ["bench", "serve"],
+        ["platforms", "certify"],
+        ["kernels", "compile"],
+    )
     known = flags(re.sub(r"[\[\],|]", " ", "".join(help_of(command, capsys) for command in commands)))
     for code in snippets(page):
         if code.startswith("--"):
@@ -277,13 +284,21 @@ class TestWorkflow:
         assert device["env"]["SESSION"] == "conformance(${{ inputs.device }})"
         of_ci = [shlex.split(step)[3:] for step in CI_STEPS if "nox -s" in step]
         assert [shlex.split(words) for words in sessions["strategy"]["matrix"]["session"]] == of_ci
-        named = [noxfile.kit_faults, noxfile.triton_tests, noxfile.xpu_tests, noxfile.tpu_tests, noxfile.tpu_aot]
+        named = [
+            noxfile.kit_faults,
+            noxfile.clients,
+            noxfile.console,
+            noxfile.triton_tests,
+            noxfile.xpu_tests,
+            noxfile.tpu_tests,
+            noxfile.tpu_aot,
+        ]
         assert [words[0] for words in of_ci] == [session.name for session in named]
 
     def test_the_night_runs_the_sessions_for_it(self) -> None:
         nightly = yaml.safe_load((ROOT / ".github/workflows/nightly.yml").read_text())
         (job,) = nightly["jobs"].values()
-        sessions = [noxfile.soak, noxfile.mutation, noxfile.new_cases, noxfile.tpu_aot]
+        sessions = [noxfile.soak, noxfile.chaos, noxfile.mutation, noxfile.new_cases, noxfile.tpu_aot]
         assert job["strategy"]["matrix"]["session"] == [session.name for session in sessions]
         assert all(session.tags == ["nightly"] for session in sessions)
         assert nightly["permissions"] == {"contents": "read"}

@@ -88,7 +88,15 @@ def test_ci_runs_on_after_a_failure_and_fails_in_the_end(tmp_path: Path) -> None
     done = subprocess.run(
         [str(script)], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=False
     )
-    sessions = ["kit-faults", "triton-tests", "xpu-tests", "tpu-tests", "conformance(tpu-aot) -- --layers 2"]
+    sessions = [
+        "kit-faults",
+        "clients",
+        "console",
+        "triton-tests",
+        "xpu-tests",
+        "tpu-tests",
+        "conformance(tpu-aot) -- --layers 2",
+    ]
     steps = ["make check", "make test", *(f"nox -s {session}" for session in sessions), "nox -t hosted"]
     assert done.stdout.splitlines() == [*steps, "failed: make test"]
     assert done.returncode == 1
