@@ -340,7 +340,7 @@ def test_a_consumer_that_sleeps_gets_everything_in_one_piece(null: Session) -> N
 
 def test_a_wrong_request_raises_its_own_error_and_harms_no_neighbour(null: Session) -> None:
     async def test(llm: AsyncLLM) -> None:
-        neighbour = asyncio.create_task(last(llm.generate([1], seeded(5, 100), "neighbour")))
+        neighbour = asyncio.create_task(last(llm.generate([1], seeded(5, 400), "neighbour")))
         await asyncio.sleep(0)
         for prompt, params, error in (
             ([], seeded(1, 1), InvalidPromptError),
@@ -355,7 +355,7 @@ def test_a_wrong_request_raises_its_own_error_and_harms_no_neighbour(null: Sessi
             await llm.add_request([1], seeded(1, 1), "neighbour")
         with pytest.raises(InvalidParamsError, match="output_kind='some': use one of cumulative, delta, final"):
             await llm.add_request([1], seeded(1, 1), output_kind="some")
-        assert tokens_of(await neighbour) == answer(5, 100)
+        assert tokens_of(await neighbour) == answer(5, 400)
 
     null.run(test)
 

@@ -428,8 +428,9 @@ def test_a_port_that_is_taken(llama: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_flags_of_the_documentation_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["serve", "--help"])
+    for command in ("serve", "run-batch"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
     known = set(re.findall(r"--[\w.-]+", capsys.readouterr().out))
     page = (Path(__file__).parents[2] / "docs" / "server.md").read_text()
     named = set(re.findall(r"--[\w.-]*[\w]", page))
