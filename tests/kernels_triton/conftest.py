@@ -22,6 +22,7 @@ class Host:
 
     device: torch.device
     pin_memory: bool = False
+    static_shapes: bool = False
 
     @property
     def platform(self) -> Host:
