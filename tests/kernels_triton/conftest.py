@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,11 @@ class Host:
     @property
     def platform(self) -> Host:
         return self
+
+    def inference_mode(self) -> AbstractContextManager[Any]:
+        import torch
+
+        return torch.inference_mode()
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         import torch
