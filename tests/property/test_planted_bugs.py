@@ -12,10 +12,15 @@ from property.harness import Scenario, check, check_order
 from property.scenarios import profile, scenarios
 
 MAX_EXAMPLES = 1500
-"""Room for the rarest, which takes some hundreds; most bugs are found within twenty."""
+"""Room for all but the rarest; most bugs are found within twenty."""
+RAREST = {bugs_in_blocks.blocks_are_published_before_preemption_can_strike: 8000}
+"""One case in 600 shows it, and which cases are tried is another matter with every change: hypothesis also takes
+constants from the code that is loaded.
+"""
 
 FOUND = (AssertionError, RuntimeError, ValueError, KeyError, IndexError)
 """What the harness, the device, check_integrity and Python itself raise. Not hypothesis' own complaints."""
+
 
 Bug = Callable[[pytest.MonkeyPatch], None]
 
@@ -40,10 +45,12 @@ WHERE: dict[Bug, dict[str, tuple[str, ...]]] = {
 """Where to look for those that other kinds of scenario cannot show, or hardly ever."""
 
 
-def search(look: Callable[[Scenario], object], where: Mapping[str, tuple[str, ...]]) -> None:
+def search(
+    look: Callable[[Scenario], object], where: Mapping[str, tuple[str, ...]], max_examples: int = MAX_EXAMPLES
+) -> None:
     """Raises what the first bad scenario raises; does not shrink it."""
 
-    @settings(profile(MAX_EXAMPLES), phases=[Phase.generate], report_multiple_bugs=False)
+    @settings(profile(max_examples), phases=[Phase.generate], report_multiple_bugs=False)
     @given(scenarios(**where))
     def checked(scenario: Scenario) -> None:
         look(scenario)
@@ -51,8 +58,10 @@ def search(look: Callable[[Scenario], object], where: Mapping[str, tuple[str, ..
     checked()
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_planted_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     bug(monkeypatch)
     with pytest.raises(FOUND):
-        search(check_order if bug in bugs_in_order.BUGS else check, WHERE.get(bug, {}))
+        look = check_order if bug in bugs_in_order.BUGS else check
+        search(look, WHERE.get(bug, {}), RAREST.get(bug, MAX_EXAMPLES))

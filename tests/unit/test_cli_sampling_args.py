@@ -22,6 +22,7 @@ WITHOUT_FLAG = {
     "prompt_logprobs",
     "detokenize",
     "cache_salt",
+    "structured",
 }
 
 

@@ -77,7 +77,7 @@ def members_by_class() -> dict[str, set[str]]:
 def _defined(node: ast.ClassDef) -> Iterator[str]:
     for statement in node.body:
         match statement:
-            case ast.FunctionDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
                 yield name
             case ast.Assign(targets=[ast.Name(id="__slots__")], value=slots):
                 yield from ast.literal_eval(slots)
