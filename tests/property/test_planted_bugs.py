@@ -21,7 +21,6 @@ constants from the code that is loaded.
 FOUND = (AssertionError, RuntimeError, ValueError, KeyError, IndexError)
 """What the harness, the device, check_integrity and Python itself raise. Not hypothesis' own complaints."""
 
-
 Bug = Callable[[pytest.MonkeyPatch], None]
 
 BUGS: tuple[Bug, ...] = (*bugs_in_blocks.BUGS, *bugs_in_order.BUGS, *bugs_in_steps.BUGS)
@@ -62,6 +61,6 @@ def search(
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_planted_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     bug(monkeypatch)
+    look = check_order if bug in bugs_in_order.BUGS else check
     with pytest.raises(FOUND):
-        look = check_order if bug in bugs_in_order.BUGS else check
         search(look, WHERE.get(bug, {}), RAREST.get(bug, MAX_EXAMPLES))
