@@ -102,6 +102,13 @@ def test_the_default_tiling(decode: bool) -> None:
     assert np.abs(run(batch, tiling=tiling) - batch.attended()).max() < TOLERANCE[jnp.float32]
 
 
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 16])
+def test_decodes_that_fill_their_tiles(count: int) -> None:
+    """Cuts after the last token of a full tile belong to no tile of their own."""
+    batch = make_batch((1,) * count, tuple(range(30, 30 + count)))
+    assert np.abs(run(batch, interpret=True) - batch.attended()).max() < TOLERANCE[jnp.float32]
+
+
 def test_the_plain_interpreter_agrees() -> None:
     """The one that any JAX device has, and torch_xla's graphs."""
     batch = make_batch((3, 1, 12), (3, 40, 44), padding_tokens=1)

@@ -47,6 +47,7 @@ class Tiling:
 class Shape:
     """What the kernel is specialised by, besides its arrays' shapes and dtypes."""
 
+    num_tiles: int
     group: int
     page_size: int
     scale: float
@@ -97,14 +98,14 @@ def ragged_paged_attention(
     group = num_heads // num_kv_heads
     itemsize = key_cache.dtype.itemsize
     tiling = tiling or default_tiling(num_heads, num_kv_heads, head_dim, page_size, itemsize, decode=False)
-    shape = Shape(group, page_size, scale, sliding_window, soft_cap, tiling)
     num_tiles = -(-num_tokens // tiling.tile)
+    shape = Shape(num_tiles, group, page_size, scale, sliding_window, soft_cap, tiling)
     rows = tiling.tile * group
     # One matrix a kv head, with the group's query heads as rows: [K, T * G, D].
     padded = jnp.pad(q, ((0, num_tiles * tiling.tile - num_tokens), (0, 0), (0, 0)))
     stacked = padded.reshape(-1, num_kv_heads, group, head_dim).swapaxes(0, 1).reshape(num_kv_heads, -1, head_dim)
     pieces = cut_into_pieces(query_start_loc, seq_lens, num_tiles, tiling.tile)
-    of_tile = pl.BlockSpec((num_kv_heads, rows, head_dim), lambda i, starts, *_: (0, _tile_of(starts[i], tiling), 0))
+    of_tile = pl.BlockSpec((num_kv_heads, rows, head_dim), lambda i, starts, *_: (0, _tile_of(starts[i], shape), 0))
     in_hbm = pl.BlockSpec(memory_space=pl.ANY)
     chunk = (2, num_kv_heads, tiling.pages * page_size, head_dim)
     out = pl.pallas_call(
@@ -163,8 +164,9 @@ def cut_into_pieces(
     return starts, reqs, shifts
 
 
-def _tile_of(token: jax.Array, tiling: Tiling) -> jax.Array:
-    return jax.lax.div(token, jnp.int32(tiling.tile))
+def _tile_of(token: jax.Array, shape: Shape) -> jax.Array:
+    """The tile that a piece from `token` on belongs to. Empty pieces at the end of full tiles begin past the last."""
+    return jnp.minimum(jax.lax.div(token, jnp.int32(shape.tiling.tile)), shape.num_tiles - 1)
 
 
 def _kernel(
@@ -192,7 +194,7 @@ def _kernel(
     """
     piece = pl.program_id(0)
     start, end, req, shift = starts[piece], starts[piece + 1], reqs[piece], shifts[piece]
-    first_token = _tile_of(start, shape.tiling) * shape.tiling.tile
+    first_token = _tile_of(start, shape) * shape.tiling.tile
     num_kv_heads, num_rows, _ = q.shape
     chunk_len = shape.tiling.pages * shape.page_size
     first_chunk, end_chunk = _visible_chunks(start, end, shift, chunk_len, shape.sliding_window)
